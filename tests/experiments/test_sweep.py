@@ -16,6 +16,7 @@ import pytest
 from normec.errors import Interrupted, UsageError
 from normec.experiments import grid, runs, sweep
 from normec.experiments.sweep import Event, run_cells
+from normec.report import page
 from normec.training import saved_run
 
 from ..support.waiting import LIMIT
@@ -107,6 +108,31 @@ def test_a_cell_that_cannot_run_fails_alone_and_is_tried_again(tmp_path: Path) -
     data.write_text("".join(f"{i % 2} 1:{i} 2:1\n" for i in range(40)))
     again = run_cells(asked, tmp_path / "sweep", jobs=1)
     assert [(outcome.status, outcome.skipped) for outcome in again] == [("finished", False), ("finished", True)]
+
+
+OWN = """
+import torch
+from torch.utils.data import TensorDataset
+LABELS = [0, 1, 0, 1, 7777]
+def clients():
+    return {"clients": [TensorDataset(torch.ones(5, 3), torch.tensor(LABELS)) for _ in range(2)], "classes": 2}
+def unreadable():
+    raise ValueError(f"the labels are {LABELS}")
+"""
+
+
+def test_the_files_of_a_private_cell_that_fails_quote_no_record(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "odd.svm").write_text("1 1:0.5\n0 1:7777x\n")
+    data = [f"{tmp_path}/own.py:clients", f"{tmp_path}/own.py:unreadable", f"libsvm:{tmp_path}/odd.svm"]
+    asked = cells(model="softmax", rounds=3, lr=0.1, grid={"data": data})
+    outcomes = run_cells(asked, tmp_path / "sweep", jobs=1)
+    page.write_sweep(tmp_path / "sweep")
+    assert [outcome.status for outcome in outcomes] == ["failed"] * 3
+    assert all("7777" in (outcome.error or "") for outcome in outcomes), [outcome.error for outcome in outcomes]
+    files = [path for path in (tmp_path / "sweep").rglob("*") if path.is_file()]
+    assert [path for path in files if b"7777" in path.read_bytes()] == []
+    assert outcomes[1].summary["error"].startswith("ValueError, whose text is left out")
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,16 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  #
 
 from normec.federation.flower import access_control, channel, download  # noqa: E402
 from normec.federation.flower.channel import Channel  # noqa: E402
-from normec.federation.flower.channel_clients import PartyChannel, ServerChannel, _call, _taken_apart  # noqa: E402
+from normec.federation.flower.channel_clients import (  # noqa: E402
+    PartyChannel,
+    ServerChannel,
+    _all_taken_apart,
+    _call,
+    _taken_apart,
+)
 from normec.federation.flower.download import PartsMissing  # noqa: E402
 from normec.federation.flower.limits import MessageLimits  # noqa: E402
-from normec.federation.flower.records import from_records, to_records  # noqa: E402
+from normec.federation.flower.records import SharedArrays, from_records, to_records  # noqa: E402
 from normec.federation.flower.supernode import limited_client  # noqa: E402
 from normec.federation.protocol.wire import WireError  # noqa: E402
 
@@ -187,6 +193,26 @@ def test_an_exchange_takes_one_call_of_a_party_and_brings_every_number(superlink
     assert not any(path.startswith(("/v1/fleet", "/v1/runtime")) for path in calls)
 
 
+def test_what_requests_have_in_common_is_sent_to_the_superlink_once(superlink: SuperLink) -> None:
+    numbers = 400_000  # 3 MB
+    server, parties = superlink.serve(numbers), [superlink.party(numbers) for _ in range(3)]
+    shared, arrays = vector(0, numbers), SharedArrays()
+    requests = [
+        flwr.Message(to_records({"x": shared, "own": vector(1 + i)}, arrays), node, "train", ttl=600.0)
+        for i, (node, _, _) in enumerate(parties)
+    ]
+    chunks = [content for _, _, own in _all_taken_apart(requests) for content in own.values() if len(content) > numbers]
+    assert len(chunks) == 1
+    server.send(requests)
+    for i, (_, party, _) in enumerate(parties):  # nothing of it is deleted before the last party has it
+        found = party.receive()
+        assert found is not None
+        fields = from_records(found.content)
+        assert np.array_equal(fields["x"], shared)
+        assert np.array_equal(fields["own"], vector(1 + i))
+        deliver(party, answer(found, vector(1)))
+
+
 def test_the_server_receives_answers_together(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call waits for the other answers, but not for ever."""
     monkeypatch.setattr(channel, "LINGER", 20.0)  # longer than any call
@@ -313,7 +339,33 @@ def test_an_answer_that_stays_incomplete_reaches_the_server_in_the_end(
     announced, first, *_ = party._last_part(answer(party.receive(), vector(1)))
     _call(client, access_control.PARTY + "send", [announced, first])
     (arrival,) = server.receive([sent])
-    assert (arrival.request, arrival.contents) == (sent, [])
+    assert (arrival.request, arrival.contents) == (sent, {})
+
+
+def test_the_server_gets_no_object_under_the_name_of_another(superlink: SuperLink) -> None:
+    """The server does not hash what it receives: the SuperLink did before it stored it."""
+    server, (node, party, client) = superlink.serve(), superlink.party()
+    (sent,) = server.send([request(node, vector(0))])
+    message, tree, contents = _taken_apart(answer(party.receive(), vector(1)))
+    other = next(content for content in contents.values() if content.startswith(b"ArrayChunk"))
+    false = {
+        name: other[:-1] + bytes([other[-1] ^ 1]) if content is other else content for name, content in contents.items()
+    }
+    pushed = PushMessagesRequest(node=Node(node_id=node), messages_list=[message], message_object_trees=[tree])
+    parts = [
+        PushObjectRequest(node=Node(node_id=node), run_id=superlink.run, object_id=name, object_content=content)
+        for name, content in false.items()
+    ]
+    _call(
+        client,
+        access_control.PARTY + "send",
+        [pushed.SerializeToString(), *(part.SerializeToString() for part in parts)],
+    )
+    server._closed.set()  # nobody waits for the object that was refused
+    (arrival,) = server.receive([sent])
+    assert arrival.contents == {}
+    with pytest.raises(PartsMissing):
+        server.open(arrival)
 
 
 def test_a_call_that_brings_half_an_answer_and_asks_for_the_next_request_is_refused(superlink: SuperLink) -> None:
@@ -335,7 +387,7 @@ def test_a_message_that_is_too_large_is_refused_unread(superlink: SuperLink) -> 
     assert found is not None
     deliver(party, answer(found, large))
     (arrival,) = server.receive([sent])
-    assert arrival.contents == []
+    assert arrival.contents == {}
     with pytest.raises(WireError):
         server.open(arrival)
 

@@ -98,6 +98,21 @@ def test_a_piece_that_is_repeated_is_counted_each_time_before_it_is_unpacked() -
         _inflated(sent.object_id, contents, ALLOWED.size)
 
 
+def test_an_array_of_something_else_than_its_own_chunks_is_refused() -> None:
+    sent = message(to_records({"message": np.zeros(NUMBERS, np.float32)}))
+    parts = get_all_nested_objects(sent)
+    contents = {name: part.deflate() for name, part in parts.items()}
+    (array,) = [name for name, part in parts.items() if isinstance(part, flwr.Array)]
+    (chunk,) = [name for name, content in contents.items() if content.startswith(b"ArrayChunk")]
+    (table,) = [name for name, part in parts.items() if isinstance(part, flwr.ConfigRecord)]
+    other = {**contents, array: contents[array].replace(chunk.encode(), table.encode(), 1)}
+    with pytest.raises(WireError, match="chunks"):
+        _inflated(sent.object_id, other, ALLOWED.size)
+    unused = {**contents, array: contents[array].replace(b"[0]", b"[]")}
+    with pytest.raises(WireError, match="use"):
+        _inflated(sent.object_id, unused, ALLOWED.size)
+
+
 @pytest.fixture
 def web() -> Iterator[str]:
     """A server that answers every call with as many bytes as its query names, without saying how many beforehand.

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normec.federation.flower.records import from_records, to_records
+from normec.federation.flower.records import SharedArrays, from_records, to_records
 from normec.federation.protocol.wire import WireError
 
 flwr = pytest.importorskip("flwr.app")
@@ -32,6 +32,23 @@ def test_there_and_back(table: dict[str, Any], size: int, dtype: type) -> None:
     assert all(type(found[name]) is type(value) and found[name] == value for name, value in table.items())
     assert found["vector"].dtype == dtype
     assert found["vector"].tobytes() == vector.tobytes()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
+def test_an_array_is_the_file_that_numpy_writes(dtype: type) -> None:
+    """It is made without Flower's copies, and an array of several messages is made once."""
+    vector, shared = np.arange(300).astype(dtype)[::2], SharedArrays()
+    one, other = (to_records({"x": vector}, shared)["arrays"]["x"] for _ in range(2))
+    assert one is other
+    plain = flwr.Array(vector)
+    assert (one.dtype, one.shape, one.stype, one.data) == (plain.dtype, plain.shape, plain.stype, plain.data)
+
+
+def test_an_array_is_not_taken_for_another_that_is_gone() -> None:
+    shared = SharedArrays()
+    for number in range(100):  # each array is free when the next one is made
+        (found,) = from_records(to_records({"x": np.full(1000, float(number))}, shared))["x"][:1]
+        assert found == number
 
 
 def array(**description: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 import normec
 from normec import DPSGD, GD, Clip, Clip21, Method, NormEC, Privacy
 from normec.errors import UsageError
+from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.gradient_oracle import GradientOracle
 from normec.federation.protocol.journal import read_journal
@@ -244,6 +246,27 @@ def lose(federation: SummingHospitals, node: str) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     del federation.parties[node]
     federation.restart(node)
+
+
+def test_a_state_that_others_change_is_read_again(hospitals: Build) -> None:
+    """A running party keeps its state in memory only as long as nobody else has written the file."""
+    federation = hospitals(CLIP21, 4)
+    federation.round()
+    state = party_state.sum_path_of(federation.home("d"), federation.server.run, "d")
+    known = party_state.load(state)
+    assert known is not None
+    assert known.pending is not None
+    assert known.client is not None
+    false = {name: torch.full_like(rows, 7.0) for name, rows in known.client.items()}
+    party_state.save(state, dataclasses.replace(known, client=false, pending=None))
+    federation.round()
+    found = party_state.load(state)
+    assert found is not None
+    assert found.client is not None
+    assert all(bool((rows == 7.0).all()) for rows in found.client.values())
+    state.write_bytes(b"?")
+    federation.round()
+    assert "damaged" in {line["event"] for line in read_journal(federation.home("d") / "events.jsonl")}
 
 
 def test_a_lost_folder_is_noticed(hospitals: Build) -> None:

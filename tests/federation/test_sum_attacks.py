@@ -79,7 +79,9 @@ def send(federation: SummingHospitals, node: str, *requests: Request, run: str |
 
 def due(federation: SummingHospitals, node: str) -> Any:
     """What the honest server would send to a party now."""
-    return decode_requests(federation.server.request(node).content.tobytes())[0]
+    request = federation.server.request(node)
+    payload = request.payload.tobytes() if request.payload is not None else b""
+    return decode_requests(request.content.tobytes(), payload)[0]
 
 
 def refused(answers: tuple[Answer, ...]) -> str:
@@ -292,6 +294,39 @@ def test_a_payload_that_is_no_model(federation: SummingHospitals, payload: bytes
     task: Task = due(federation, "a")
     assert refused(send(federation, "a", msgspec.structs.replace(task, payload=payload))) == "malformed"
     assert paid(federation) == [0, 0, 0, 0]
+
+
+def test_a_payload_that_belongs_to_no_task(federation: SummingHospitals) -> None:
+    """A payload travels apart from its exchange, and is that of one task which has none."""
+
+    def answered(*requests: Request) -> tuple[Answer, ...]:
+        exchange = SumRequest(federation.server.run, "a", 0, "exchange", octets(encode(requests)), octets(bytes(32)))
+        reply = from_fields(to_fields(federation.parties["a"].answer(to_fields(exchange))))
+        assert isinstance(reply, SumReply)
+        return decode_answers(reply.content.tobytes())
+
+    assert refused(answered(due(federation, "a"))) == "malformed"
+    until(federation, "vectors")
+    task: Task = due(federation, "a")
+    bare = msgspec.structs.replace(task, payload=b"")
+    assert refused(answered(task)) == refused(answered(bare, bare)) == "malformed"
+    assert paid(federation) == [0, 0, 0, 0]
+    federation.round()
+    assert paid(federation) == [1, 1, 1, 1]
+
+
+def test_another_payload_apart_from_the_exchange(federation: SummingHospitals) -> None:
+    """A party that was sent another payload than the others gives a receipt that fits no statement of theirs."""
+    until(federation, "vectors")
+    for node, request in federation.server.requests().items():
+        assert request.payload is not None
+        other = octets(bytes(request.payload.size)) if node == "d" else request.payload
+        federation.ask(node, dataclasses.replace(request, payload=other))
+    assert "d" in federation.server.waiting  # its vector was not taken
+    federation.server.close_exchange()
+    assert federation.server.attempt == 0
+    federation.round()
+    assert federation.server.summed == 3
 
 
 def test_a_task_is_answered_once_and_paid_for_once(federation: SummingHospitals) -> None:

@@ -53,12 +53,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Ending:
-    """How a cell ended: finished, stopped, interrupted, diverged (in `round`) or failed (with `error`)."""
+    """How a cell ended: finished, stopped, interrupted, diverged (in `round`) or failed (with `error`).
+
+    The text of an error may quote records. `kind` is what the files of a private run say instead of such a text.
+    """
 
     status: str
     round: int | None = None
     error: str | None = None
     traceback: str | None = None
+    kind: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,15 +152,16 @@ def run_cell(task: Task, report: Report, stop_asked: StopAsked) -> Ending:
 
 
 def _failure(task: Task, error: Exception) -> Ending:
+    kind = type(error).__name__
     match error:
         case Diverged():
             return Ending("diverged", error.round, str(error))
         case UsageError():
-            return Ending("failed", error=str(error))
+            return Ending("failed", error=str(error), kind=kind)
         case OSError():
-            return Ending("failed", error=f"{error.filename or task.folder}: {error.strerror or error}")
+            return Ending("failed", error=f"{error.filename or task.folder}: {error.strerror or error}", kind=kind)
     trace = "".join(traceback.format_exception(error))
-    return Ending("failed", error=f"{type(error).__name__}: {error}", traceback=trace)
+    return Ending("failed", error=f"{kind}: {error}", traceback=trace, kind=kind)
 
 
 class _ProgressReporter(Callback):

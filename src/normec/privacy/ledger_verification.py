@@ -118,7 +118,7 @@ def _agreed(
     if not isinstance(said, float) or not isinstance(releases, int) or spent.get("delta") != delta:
         raise UsageError(f"{path} does not belong to the summary.json in its folder; {CURE}")
     if releases < paid.releases and not ended:
-        return paid
+        return Paid(max(said, paid.epsilon), paid.releases)  # a rule that stopped the run stated that of all rounds
     exact = paid.epsilon
     if releases == paid.releases and events and not math.isclose(said, exact, rel_tol=1e-9):
         exact = Account(delta, events).epsilon()

@@ -111,6 +111,9 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         >>> run.gain, round(run.sigma(epsilon=8.0, delta=1e-5), 3)
         (10.0, 1.04)
     """
+    if type(privacy) is not Privacy:
+        kind = type(privacy).__name__
+        _refuse(f"privacy is a {kind}, whose own code may contradict its settings; use Privacy itself")
     _refuse_leaks(facts, privacy, setting)
     if privacy.honest is not None and privacy.honest > setting.clients:
         _refuse(f"honest = {privacy.honest} is more than the {setting.clients} clients; lower it")

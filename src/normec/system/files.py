@@ -25,7 +25,9 @@ from ..errors import Unwritable, UsageError
 PRIVATE_FILE = 0o600  # the mode of a file that only its owner may read
 
 
-def write_atomic(path: Path, write: Callable[[Path], None] | bytes | str, *, private: bool = False) -> None:
+def write_atomic(
+    path: Path, write: Callable[[Path], None] | bytes | memoryview | str, *, private: bool = False
+) -> None:
     """Replace the contents of `path` in one step, so that a crash leaves the old or the new contents.
 
     Args:
@@ -44,7 +46,7 @@ def write_atomic(path: Path, write: Callable[[Path], None] | bytes | str, *, pri
                 os.close(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE))
             if isinstance(write, str):
                 aside.write_bytes(write.encode())
-            elif isinstance(write, bytes):
+            elif isinstance(write, bytes | memoryview):
                 aside.write_bytes(write)
             else:
                 write(aside)

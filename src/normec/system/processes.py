@@ -79,8 +79,8 @@ def keep_freed_memory() -> None:
 
     glibc maps every large block afresh and returns it to the system when it is freed. A training step on a CPU frees
     its activations every round, and the pages must be zeroed and faulted in again: 10 to 20 % of the time of a
-    convolutional network. The setting belongs to the whole process, so only the `normec` command and the benchmarks
-    make it, never the library.
+    convolutional network. The setting belongs to the whole process, so only the `normec` command, the process of a
+    federation's server and the benchmarks make it, never the library.
     """
     if not sys.platform.startswith("linux"):
         return

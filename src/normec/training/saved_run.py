@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from ..privacy.mechanism import Spent
 
 
+WENT_ON = "the run went on after this result and was killed: ε counts everything that it released"
+
+
 @dataclass(frozen=True)
 class Result:
     """The summary and the history of a run, new or read from its folder."""
@@ -158,7 +161,10 @@ def load(folder: str | Path, model: nn.Module | None = None, transform: Callable
 
 
 def read(folder: Path) -> Result:
-    """Read a run from its folder; the ledger of a private run must support its summary."""
+    """Read a run from its folder; the ledger of a private run must support its summary.
+
+    If the run was interrupted, went on and was killed, its summary is older than its ledger, and the ε is the ledger's.
+    """
     from ..privacy.ledger_verification import verified
 
     try:
@@ -169,7 +175,11 @@ def read(folder: Path) -> Result:
         raise UsageError(
             f"{folder / 'summary.json'} is damaged: it has no status; remove it, and run the command again to write it"
         )
-    verified(folder, summary)
+    paid = verified(folder, summary)
+    spent = summary.get("privacy")
+    if paid is not None and isinstance(spent, dict) and spent["releases"] < paid.releases:
+        later = {"epsilon": paid.epsilon, "releases": paid.releases, "notes": [*spent.get("notes", ()), WENT_ON]}
+        summary = {**summary, "privacy": {**spent, **later}}
     history = History(folder / "metrics.jsonl")
     history.reread()
     return Result(folder, summary, history)

@@ -15,9 +15,10 @@ import pytest
 import torch
 from torch import nn
 
-from normec import Callback, NormEC, Privacy, Problem, Storage, train
+from normec import Callback, NormEC, Privacy, Problem, Storage, load, train
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
+from normec.experiments import results
 from normec.report.run_view import read_run
 
 from ...support.waiting import LIMIT
@@ -93,6 +94,38 @@ def test_a_run_that_is_interrupted_before_its_first_round_can_be_read_and_contin
     assert train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, **RUN).finished
     if privacy is not None:
         assert len(lines(tmp_path)) == 13
+
+
+class Fails(Callback):
+    """Ends the process's part in a run as a kill does, without a result."""
+
+    def round(self, round: int) -> None:
+        if round == 9:
+            raise MemoryError
+
+
+class Rule(Callback):
+    def round(self, round: int) -> None:
+        if round == 4:
+            self.run.stop("enough")
+
+
+@pytest.mark.parametrize("noise", ["seeded", "secure"])
+@pytest.mark.parametrize("ending", [Stop(4), Rule()], ids=["interrupted", "stopped by a rule"])
+def test_a_result_that_is_older_than_the_ledger_does_not_understate_what_was_spent(
+    tmp_path: Path, noise: Any, ending: Callback
+) -> None:
+    privacy = Privacy(epsilon=5, trust="secure-sum", noise=noise)
+    first = train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[ending], **RUN)
+    with pytest.raises(MemoryError):
+        train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[Fails()], **RUN)
+    paid, spent = lines(tmp_path)[-1], load(tmp_path).privacy
+    assert first.privacy is not None
+    assert spent is not None
+    assert spent.epsilon == max(first.privacy.epsilon, paid["epsilon"])
+    assert spent.releases == paid["releases"] == 9
+    (row,) = results.each(results.collect([tmp_path]).records)
+    assert row["epsilon"] == read_run(tmp_path).epsilon == spent.epsilon
 
 
 KILLED = """

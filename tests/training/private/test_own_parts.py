@@ -197,6 +197,21 @@ def test_local_steps_that_mix_clients_are_refused() -> None:
     assert train(of, METHOD, lr=0.1, rounds=1, local=local).finished
 
 
+class Smaller(Privacy):
+    """States another bound for a record than the one to which records are clipped."""
+
+    @property
+    def record_bound(self) -> float | None:
+        return 1e-4
+
+
+def test_a_statement_with_code_of_its_own_is_refused() -> None:
+    """Its noise would be that of records which are clipped to a ten-thousandth."""
+    stated = Smaller(sigma=1.0, trust="central", unit="record", record_clip=1.0)
+    with pytest.raises(UsageError, match="privacy is a Smaller"):
+        train(built(Problem, TensorDataset, 4), METHOD, lr=0.1, rounds=1, privacy=stated, seed=3)
+
+
 class Watching(Averaging):
     """Weights iterates by whatever it has seen."""
 

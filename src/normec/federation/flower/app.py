@@ -26,6 +26,7 @@ from ...experiments import runs
 from ...experiments.resolve import Measured, resolved
 from ...settings.validation import to_toml
 from ...system.files import write_atomic
+from ...system.processes import keep_freed_memory
 from ...training.summary import record_end, summarise, write_summary
 from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.coordinator import Coordinator
@@ -125,6 +126,7 @@ def server_app(task: Task) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         logging.getLogger("flwr").addFilter(_one_line)
+        keep_freed_memory()  # this process of Flower's runs nothing but the server
         settings = settings_of_run.read(context.run_config)
         try:
             run_server(grid, settings, task)

@@ -15,11 +15,12 @@ the server of a run:
 | `SERVER`send | requests to parties with their objects | Flower's response |
 | `SERVER`receive | the names of pending requests | answers with their objects, once there is one |
 
-Each is a list of Flower's own protobuf messages, which Flower's own handlers process, so that the same rules hold as on
-Flower's interfaces. A call to receive is held until there is something to return, at most `HOLD` seconds; the server's
-also until all answers are there, at most `LINGER` seconds after the first, because every call costs as much as many
-answers. The objects of an answer that is too large for one call come before it in further calls, and the server
-receives the answer when it is whole. The objects of requests that are too large for one call travel in Flower's way.
+Each is a list (`byte_lists`) of Flower's own protobuf messages, which Flower's own handlers process, so that the same
+rules hold as on Flower's interfaces. A call to receive is held until there is something to return, at most `HOLD`
+seconds; the server's also until all answers are there, at most `LINGER` seconds after the first, because every call
+costs as much as many answers. The objects of an answer that is too large for one call come before it in further calls,
+and the server receives the answer when it is whole. The objects of requests that are too large for one call travel in
+Flower's way.
 
 A request is kept until the party that received it says so in its next call, and is sent again otherwise: a connection
 that breaks while a call is held would else lose the request, and the round would wait until its time limit. Access
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -55,6 +57,7 @@ from .access_control import (
     Send,
     own_answers,
 )
+from .byte_lists import Part, read, written
 from .download import parts_of
 from .limits import CALL_PARTS, LIST_BYTES, PART_SECONDS, RESPONSE_BYTES
 from .versions import versions
@@ -65,14 +68,12 @@ if TYPE_CHECKING:
 HOLD = 20.0  # seconds; Flower's clients give up after 30
 LINGER = 0.1  # seconds
 LOOK = 5.0  # seconds between two looks for messages that came in another way, and for those that expired
-FEW = 2**16  # bytes that are read or written in less time than another thread takes to begin
 LONGEST_NAME = 64  # bytes of the name of a party's process, which is kept with the request that it received
 PUSH_OBJECT = FLEET + "push-object"  # Flower's own call after which an answer may be complete
 
 _NAME = re.compile("[0-9a-f]{64}")  # of an object
 
 Found = TypeVar("Found")
-Given = TypeVar("Given")
 Topic = tuple[str, int]  # PARTY and the number of a party, or SERVER and that of a run
 
 
@@ -90,7 +91,7 @@ class Channel:
         self._state: Callable[[], Any] = app.state.linkstate_factory.state
         self._waiting: set[_Waiting] = set()
         self._unconfirmed: dict[int, tuple[bytes, PullMessagesResponse]] = {}
-        self._confirming = threading.Lock()
+        self._requests_lock = threading.Lock()
         # By the name of the request and the number of the party that answers it; changed by the event loop alone.
         self._incomplete: dict[tuple[str, int], _Incomplete] = {}
         self._lists: dict[tuple[str, int], bytes] = {}  # by the same, a hash of the list of the answer's objects
@@ -116,11 +117,10 @@ class Channel:
             waiting.end()
 
     async def _respond(self, request: Any) -> Any:
-        from flwr.proto.recorddict_pb2 import BytesList
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
         from starlette.responses import Response
 
-        calls: dict[str, Callable[[Any, list[bytes]], Awaitable[Sequence[bytes]]]] = {
+        calls: dict[str, Callable[[Any, list[memoryview]], Awaitable[Sequence[Part]]]] = {
             PARTY + RECEIVE: self._party_receives,
             PARTY + SEND: self._party_sends,
             PARTY + ABOUT: _about,
@@ -134,26 +134,26 @@ class Channel:
             return Response(status_code=404)
         try:
             if call is None:
-                stored = await self._stored(request.scope[NODE], [await request.body()], announced)
+                stored = await self._stored(request.scope[NODE], [memoryview(await _body(request))], announced)
                 return Response(stored.SerializeToString(), media_type="application/x-protobuf")
-            given = (await _computed(BytesList.FromString, body := await request.body(), len(body))).vals
-            if path.startswith(PARTY) and len(given) > CALL_PARTS:
+            parts = read(await _body(request))
+            given = list(itertools.islice(parts, CALL_PARTS) if path.startswith(PARTY) else parts)
+            if next(parts, None) is not None:
                 raise ValueError(f"a party's call has at most {CALL_PARTS} parts")
-            found = await call(request, list(given))
+            found = await call(request, given)
         except (DecodeError, ValueError, IndexError) as error:
             return Response(f"{type(error).__name__}\n", 400)
-        content = await _computed(lambda vals: BytesList(vals=vals).SerializeToString(), found, sum(map(len, found)))
-        return Response(content, media_type="application/x-protobuf")
+        return _ListResponse(found)
 
-    async def _party_receives(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
-        node, (room, process, confirmed), answer = request.scope[NODE], given[:3], given[3:]
+    async def _party_receives(self, request: Any, given: list[memoryview]) -> Sequence[Part]:
+        node, (room, process, confirmed), answer = request.scope[NODE], map(bytes, given[:3]), given[3:]
         if len(process) > LONGEST_NAME:
             raise ValueError(f"the name of a process has at most {LONGEST_NAME} bytes")
         if answer and (await self._stored(node, answer)).objects_to_push:
             raise ValueError("an answer must be whole, and its first objects are missing")
 
-        def look() -> list[bytes] | None:
-            with self._confirming:
+        def look() -> list[Part] | None:
+            with self._requests_lock:
                 return self._next_request(node, process, confirmed.decode("ascii"), min(int(room), RESPONSE_BYTES))
 
         for older in self._waiting:  # of a connection that broke
@@ -161,10 +161,10 @@ class Channel:
                 older.end()
         return await self._held((PARTY, node), request, look) or []
 
-    async def _party_sends(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
+    async def _party_sends(self, request: Any, given: list[memoryview]) -> Sequence[Part]:
         return [(await self._stored(request.scope[NODE], given)).SerializeToString()]
 
-    async def _stored(self, node: int, given: list[bytes], announced: bool = False) -> PushMessagesResponse:
+    async def _stored(self, node: int, given: list[memoryview], announced: bool = False) -> PushMessagesResponse:
         """Store an answer and those of its objects that came with it.
 
         Flower takes an answer any number of times, each time with another list of objects, and keeps all of them. Here
@@ -172,23 +172,22 @@ class Channel:
         nobody takes the name of another object for that of a message.
         """
         from flwr.proto.fleet_pb2 import PushMessagesRequest
-        from flwr.proto.message_pb2 import PushObjectRequest
         from flwr.superlink.servicer.fleet import fleet_handlers
         from starlette.concurrency import run_in_threadpool
 
-        if len(given[0]) > LIST_BYTES or not own_answers(given[0], node):
+        if len(given[0]) > LIST_BYTES or not own_answers(bytes(given[0]), node):
             raise ValueError("a party may only push answers of its own, with a limited number of objects")
         pushed = PushMessagesRequest.FromString(given[0])
         (message,), (tree,) = pushed.messages_list, pushed.message_object_trees
-        parts, flat = list(map(PushObjectRequest.FromString, given[1:])), _flat(tree)
+        flat = _flat(tree)
         pushed.message_object_trees[0].CopyFrom(flat)
         listed = hashlib.sha256(flat.SerializeToString(deterministic=True)).digest()
         about = message.metadata
         key = about.reply_to_message_id, node
-        whole = any(_is_message(part.object_content, about.message_id) for part in parts)
 
         def store() -> PushMessagesResponse:
-            state = self._state()
+            state, parts = self._state(), list(map(_Pushed.read, given[1:]))
+            whole = any(_is_message(part.object_content, about.message_id) for part in parts)
             with self._storing:
                 if key not in self._lists and not (announced or (whole and tree.object_id == about.message_id)):
                     raise ValueError("an answer must come with the object of its message")
@@ -221,8 +220,7 @@ class Channel:
             self._wake([(SERVER, about.run_id)])
         return answer
 
-    async def _server_sends(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
-        from flwr.proto.message_pb2 import PushObjectRequest
+    async def _server_sends(self, request: Any, given: list[memoryview]) -> Sequence[Part]:
         from flwr.proto.runtime_pb2 import PushAppMessagesRequest
         from flwr.superlink.servicer.runtime import runtime_handlers
         from starlette.concurrency import run_in_threadpool
@@ -233,13 +231,14 @@ class Channel:
 
         def store() -> bytes:
             state, task = self._state(), self._task(request)
-            answer = runtime_handlers.push_messages(pushed, state, task)
-            missing = set(answer.objects_to_push)
-            for part in map(PushObjectRequest.FromString, given[1:]):
-                part.session_id = answer.session_id
-                if part.object_id in missing:
-                    runtime_handlers.push_object(part, state, task)
-                    missing.discard(part.object_id)
+            with self._requests_lock:  # no party sees a request before its objects
+                answer = runtime_handlers.push_messages(pushed, state, task)
+                missing = set(answer.objects_to_push)
+                for part in map(_Pushed.read, given[1:]):
+                    part.session_id = answer.session_id
+                    if part.object_id in missing:
+                        runtime_handlers.push_object(part, state, task)
+                        missing.discard(part.object_id)
             del answer.objects_to_push[:]
             answer.objects_to_push.extend(sorted(missing))
             stored: bytes = answer.SerializeToString()
@@ -249,14 +248,14 @@ class Channel:
         self._wake((PARTY, message.metadata.dst_node_id) for message in pushed.messages_list)
         return [answer]
 
-    async def _server_receives(self, request: Any, given: list[bytes]) -> Sequence[bytes]:
+    async def _server_receives(self, request: Any, given: list[memoryview]) -> Sequence[Part]:
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
         from flwr.superlink.servicer.runtime import runtime_handlers
         from starlette.concurrency import run_in_threadpool
 
         wanted, room = PullAppMessagesRequest.FromString(given[0]), int(given[1])
         task = await run_in_threadpool(self._task, request)
-        whole, packed = PullAppMessagesResponse(), list[bytes]()
+        whole, packed = PullAppMessagesResponse(), list[dict[str, bytes]]()
         left, until, linger = RESPONSE_BYTES, math.inf, min(LINGER, HOLD)
 
         def look() -> bool | None:
@@ -272,8 +271,8 @@ class Channel:
                     self._lists.pop((message.metadata.reply_to_message_id, message.metadata.src_node_id), None)
                 tree.ClearField("children")  # the objects themselves say which parts they have
                 contents = _contents(state, task.run_id, message.metadata.message_id, min(room, left))
-                left -= sum(map(len, contents))
-                packed.append(_packed(contents))
+                left -= sum(map(len, contents.values()))
+                packed.append(contents)
                 if contents:
                     state.object_store.delete(message.metadata.message_id)
             whole.MergeFrom(found)
@@ -282,7 +281,8 @@ class Channel:
             return len(packed) >= len(wanted.message_ids) or time.monotonic() >= until or None
 
         await self._held((SERVER, task.run_id), request, look, lambda: until)
-        return [whole.SerializeToString(), *packed] if packed else []
+        parts = [part for one in packed for part in (",".join(one).encode(), *one.values())]
+        return [whole.SerializeToString(), *parts] if packed else []
 
     def _held_back(self, state: Any, requests: set[str]) -> set[str]:
         """The requests whose answers have begun to arrive and are not whole yet."""
@@ -294,7 +294,7 @@ class Channel:
                 found.add(name)
         return found
 
-    def _next_request(self, node: int, process: bytes, confirmed: str, room: int) -> list[bytes] | None:
+    def _next_request(self, node: int, process: bytes, confirmed: str, room: int) -> list[Part] | None:
         """The next request to a party with its objects; None if there is none."""
         from flwr.proto.fleet_pb2 import PullMessagesRequest
         from flwr.proto.node_pb2 import Node
@@ -315,7 +315,7 @@ class Channel:
         self._unconfirmed[node] = process, kept
         kept.message_object_trees[0].ClearField("children")  # as above
         described = kept.messages_list[0].metadata
-        return [kept.SerializeToString(), *_contents(state, described.run_id, described.message_id, room)]
+        return [kept.SerializeToString(), *_contents(state, described.run_id, described.message_id, room).values()]
 
     def _task(self, request: Any) -> Any:
         """The task of Flower, that is the server of a run, in whose name a call is made."""
@@ -363,7 +363,7 @@ class Channel:
             self._waiting.discard(waiting)
 
 
-async def _about(_request: Any, _given: list[bytes]) -> Sequence[bytes]:
+async def _about(_request: Any, _given: list[memoryview]) -> Sequence[Part]:
     return [json.dumps({"time": time.time(), "versions": versions()}).encode()]
 
 
@@ -395,15 +395,50 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _computed(function: Callable[[Given], Found], given: Given, size: int) -> Found:
-    """The result of a function of `size` bytes: at once if they are few, otherwise without stopping other calls."""
-    from starlette.concurrency import run_in_threadpool
+async def _body(request: Any) -> bytes:
+    """The body of a request, which is not copied if it comes in one part."""
+    parts = [part async for part in request.stream() if part]
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    return function(given) if size <= FEW else await run_in_threadpool(function, given)
+
+class _ListResponse:
+    """A response with a list of byte strings, which are sent one after the other and never joined."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._pieces = written(parts)
+
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        size = str(sum(map(len, self._pieces))).encode()
+        headers = [(b"content-type", b"application/x-protobuf"), (b"content-length", size)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for piece in self._pieces[:-1]:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": self._pieces[-1] if self._pieces else b""})
 
 
-def _contents(state: Any, run: int, name: str, room: int) -> list[bytes]:
-    """The objects of a message; none of them if one is missing or they lack room."""
+@dataclass
+class _Pushed:
+    """What Flower's handlers read of a request to store an object; protobuf copies the content each time it is read."""
+
+    node: Any
+    run_id: int
+    object_id: str
+    object_content: bytes
+    session_id: str = ""
+
+    @staticmethod
+    def read(part: memoryview) -> Any:  # a stand-in for PushObjectRequest
+        from flwr.proto.message_pb2 import PushObjectRequest
+
+        found = PushObjectRequest.FromString(part)
+        return _Pushed(found.node, found.run_id, found.object_id, found.object_content)
+
+
+def _contents(state: Any, run: int, name: str, room: int) -> dict[str, bytes]:
+    """The objects of a message by name; none of them if one is missing or they lack room.
+
+    The SuperLink compared each of them with its name, which is a hash of it, before it stored the object.
+    """
     contents: dict[str, bytes] = {}
     waiting = {name: None}
     while waiting:
@@ -411,13 +446,13 @@ def _contents(state: Any, run: int, name: str, room: int) -> list[bytes]:
         content = state.get_object(run, part)
         room -= len(content or b"")
         if not content or room < 0:
-            return []
+            return {}
         contents[part] = content
         try:
             waiting.update((child, None) for child in parts_of(content) if child not in contents)
         except WireError:
-            return []
-    return list(contents.values())
+            return {}
+    return contents
 
 
 def _flat(tree: Any) -> Any:
@@ -442,12 +477,5 @@ def _flat(tree: Any) -> Any:
 
 
 def _is_message(content: bytes, name: str) -> bool:
-    """Whether an object is a message, and has this name."""
-    return hashlib.sha256(content).hexdigest() == name and content.startswith(b"Message ")
-
-
-def _packed(contents: list[bytes]) -> bytes:
-    from flwr.proto.recorddict_pb2 import BytesList
-
-    found: bytes = BytesList(vals=contents).SerializeToString()
-    return found
+    """Whether an object is a message, and has this name. Only what says that it is a message is hashed."""
+    return content.startswith(b"Message ") and hashlib.sha256(content).hexdigest() == name

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .access_control import ABOUT, PARTY, RECEIVE, SEND, SERVER
+from .byte_lists import ByteList, Part, field
 from .download import PartsMissing, limit_responses, pull_message
 from .limits import ANSWER_BYTES, LIST_BYTES, REQUESTS_BYTES, MessageLimits
 
@@ -58,9 +59,10 @@ class PartyChannel:
         """
         from flwr.proto.fleet_pb2 import PullMessagesResponse
         from flwr.proto.message_pb2 import PullObjectRequest
+        from flwr.supercore.inflatable.inflatable_object import get_object_id
 
         room = str(self._allowed.object_bytes).encode()
-        said = [room, self._process, self._received]
+        said: list[Part] = [room, self._process, self._received]
         if answer is not None:
             said += self._last_part(answer)
         found = self._attempt(_call, self._client, PARTY + RECEIVE, said)
@@ -69,7 +71,7 @@ class PartyChannel:
         announced = PullMessagesResponse.FromString(found[0])
         described, name = announced.messages_list[0].metadata, announced.message_object_trees[0].object_id
         self._received = described.message_id.encode()
-        held = _held(found[1:])
+        held = {get_object_id(content): content for content in found[1:]}
 
         def pull(part: str) -> bytes | None:
             wanted = PullObjectRequest(node=self._node, run_id=described.run_id, object_id=part)
@@ -79,22 +81,19 @@ class PartyChannel:
         message.metadata.__dict__["_message_id"] = name  # the name of an object is not part of the object
         return message
 
-    def _last_part(self, answer: Message) -> list[bytes]:
+    def _last_part(self, answer: Message) -> list[Part]:
         """Send all of an answer but what fits into one more call, and return the parts of that call.
 
         Flower reports how many seconds the computation took, which may depend on the data, so this reports 0.
         """
         from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
-        from flwr.proto.message_pb2 import PushObjectRequest
 
         message, tree, contents = _taken_apart(answer)
         announced = PushMessagesRequest(
             node=self._node, messages_list=[message], message_object_trees=[tree], clientapp_runtime_list=[0.0]
         ).SerializeToString()
         left = {
-            name: PushObjectRequest(
-                node=self._node, run_id=message.metadata.run_id, object_id=name, object_content=content
-            )
+            name: _pushed(self._node, message.metadata.run_id, name, content)
             for name, content in {tree.object_id: b"", **contents}.items()  # the message itself comes first
         }
         while len(parts := _fitting(left, ANSWER_BYTES)) < len(left):
@@ -113,7 +112,7 @@ class Arrival:
     request: str
     name: str
     sender: int | None  # according to the SuperLink, not to the message; None is the SuperLink itself
-    contents: list[bytes]
+    contents: dict[str, bytes]  # by name; the SuperLink stores nothing under a name that is not its hash
 
 
 class ServerChannel:
@@ -137,38 +136,34 @@ class ServerChannel:
         from flwr.proto.runtime_pb2 import PushAppMessagesRequest, PushAppMessagesResponse
 
         client, run = self._grid._runtime_client, self._grid.run.run_id
-        apart = [_taken_apart(request) for request in requests]
+        apart = _all_taken_apart(requests)
         pushed = PushAppMessagesRequest(
             messages_list=[message for message, _, _ in apart], message_object_trees=[tree for _, tree, _ in apart]
         )
-        parts = {
-            name: PushObjectRequest(node=self._grid.node, run_id=run, object_id=name, object_content=content)
-            for _, _, contents in apart
-            for name, content in contents.items()
-        }
+        contents = {name: content for _, _, own in apart for name, content in own.items()}
+        parts = {name: _pushed(self._grid.node, run, name, content) for name, content in contents.items()}
         found = _call(client, SERVER + SEND, [pushed.SerializeToString(), *_fitting(parts, REQUESTS_BYTES)])
         response = PushAppMessagesResponse.FromString(found[0])
         for name in response.objects_to_push:
-            parts[name].session_id = response.session_id
-            client.PushObject(parts[name])
+            rest = PushObjectRequest(node=self._grid.node, run_id=run, object_id=name, object_content=contents[name])
+            rest.session_id = response.session_id
+            client.PushObject(rest)
         return list(response.message_ids)
 
     def receive(self, pending: Collection[str]) -> list[Arrival]:
         """The answers to some of the pending requests; none if none arrives for a while."""
         from flwr.common.constant import SUPERLINK_NODE_ID
-        from flwr.proto.recorddict_pb2 import BytesList
         from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PullAppMessagesResponse
 
         wanted = PullAppMessagesRequest(message_ids=sorted(pending)).SerializeToString()
         found = _call(self._grid._runtime_client, SERVER + RECEIVE, [wanted, str(self._allowed.object_bytes).encode()])
         if not found:
             return []
-        pulled = PullAppMessagesResponse.FromString(found[0])
-        arrivals = []
-        for message, packed in zip(pulled.messages_list, found[1:], strict=True):
+        arrivals, parts = [], iter(found[1:])
+        for message in PullAppMessagesResponse.FromString(found[0]).messages_list:
             described = message.metadata
             sender = None if described.src_node_id == SUPERLINK_NODE_ID else int(described.src_node_id)
-            contents = list(BytesList.FromString(packed).vals)
+            contents = {name: next(parts) for name in next(parts).decode("ascii").split(",") if name}
             arrivals.append(Arrival(described.reply_to_message_id, described.message_id, sender, contents))
         return arrivals
 
@@ -182,7 +177,7 @@ class ServerChannel:
         from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 
         client, node, run = self._grid._runtime_client, self._grid.node, self._grid.run.run_id
-        held = _held(arrival.contents)
+        held = arrival.contents
 
         def pull(name: str) -> bytes | None:
             if name in held:
@@ -198,16 +193,30 @@ class ServerChannel:
                 )
 
 
-def _call(client: Any, path: str, parts: Sequence[bytes]) -> list[bytes]:
+def _call(client: Any, path: str, parts: Sequence[Part]) -> list[bytes]:
     """Make a call of the channel through one of Flower's clients, with its authentication."""
-    from flwr.proto.recorddict_pb2 import BytesList
+    found = client._unary_unary(path=path, rpc_method=path, request=ByteList(parts), response_type=ByteList)
+    return list(map(bytes, found.parts))
 
-    found = client._unary_unary(path=path, rpc_method=path, request=BytesList(vals=parts), response_type=BytesList)
-    return list(found.vals)
+
+def _pushed(node: Any, run: int, name: str, content: bytes) -> Part:
+    """The bytes of Flower's request to store an object, in pieces, so that the object is not copied."""
+    from flwr.proto.message_pb2 import PushObjectRequest
+
+    request = PushObjectRequest(node=node, run_id=run, object_id=name).SerializeToString()
+    return request + field(PushObjectRequest.OBJECT_CONTENT_FIELD_NUMBER, len(content)), content
 
 
 def _taken_apart(message: Message) -> tuple[Any, Any, dict[str, bytes]]:
-    """A message without its content, the list of its objects, and the objects."""
+    """A message without its content, the list of its objects, and the objects by name."""
+    return _all_taken_apart([message])[0]
+
+
+def _all_taken_apart(messages: Sequence[Message]) -> list[tuple[Any, Any, dict[str, bytes]]]:
+    """Messages that are sent together: each without its content, the list of its objects, and the objects by name.
+
+    An object that several of them have in common is hashed once, and is among the objects of the first one only.
+    """
     from flwr.app.message import remove_content_from_message
     from flwr.common.serde import message_to_proto
     from flwr.supercore.inflatable.inflatable_object import (
@@ -216,28 +225,26 @@ def _taken_apart(message: Message) -> tuple[Any, Any, dict[str, bytes]]:
         no_object_id_recompute,
     )
 
+    found, known = [], set[str]()
     with no_object_id_recompute():
-        message.metadata.__dict__["_message_id"] = message.object_id
-        bare = remove_content_from_message(message) if message.has_content() else message
-        contents = {name: part.deflate() for name, part in get_all_nested_objects(message).items()}
-        return message_to_proto(bare), get_object_tree(message), contents
-
-
-def _fitting(parts: Mapping[str, Any], room: int) -> list[bytes]:
-    """As many of the objects as have room."""
-    found = []
-    for part in parts.values():
-        if (size := part.ByteSize()) <= room:
-            room -= size
-            found.append(part.SerializeToString())
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = message.object_id
+            bare = remove_content_from_message(message) if message.has_content() else message
+            parts = get_all_nested_objects(message)
+            contents = {name: part.deflate() for name, part in parts.items() if name not in known}
+            known |= parts.keys()
+            found.append((message_to_proto(bare), get_object_tree(message), contents))
     return found
 
 
-def _held(contents: Sequence[bytes]) -> dict[str, bytes]:
-    """The objects that came with a message, by name."""
-    from flwr.supercore.inflatable.inflatable_object import get_object_id
-
-    return {get_object_id(content): content for content in contents}
+def _fitting(parts: Mapping[str, Part], room: int) -> list[Part]:
+    """As many of the objects as have room."""
+    found = []
+    for part in parts.values():
+        if (size := sum(map(len, part)) if isinstance(part, tuple) else len(part)) <= room:
+            room -= size
+            found.append(part)
+    return found
 
 
 def _available(found: Any) -> bytes | None:

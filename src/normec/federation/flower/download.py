@@ -27,7 +27,7 @@ from ..protocol.wire import WireError
 from .limits import PART_SECONDS, MessageLimits, table_bytes
 
 if TYPE_CHECKING:
-    from flwr.app import Message
+    from flwr.app import Array, Message
 
 
 class PartsMissing(Exception):  # noqa: N818  (a state of the network, not an error)
@@ -136,29 +136,39 @@ def parts_of(content: bytes) -> list[str]:
 
 def _inflated(name: str, contents: dict[str, bytes], most: int) -> Message:
     """Build Flower's message from its objects, after checking their sizes."""
-    from flwr.app import Message
+    from flwr.app import Array, Message
+    from flwr.supercore.inflatable.inflatable_object import get_object_body
     from flwr.supercore.inflatable.inflatable_object import get_object_head_values_from_object_content as head_of
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
     kinds = {key: head_of(content)[:2] for key, content in contents.items()}
-    left = most
+    left, arrays = most, dict[str, Any]()
     for key, (kind, children) in kinds.items():
         if kind != "ArrayChunk" and len(contents[key]) > table_bytes(len(contents)):
             raise WireError("a table in it is larger than a message's may be")
-        if kind == "Array":
-            left -= _unpacked(contents[key], [len(contents[child]) for child in children])
+        if kind != "Array":
+            continue
+        if any(kinds[child] != ("ArrayChunk", []) for child in children):
+            raise WireError("an array in it consists of something else than chunks")
+        described = json.loads(get_object_body(contents[key], Array))
+        used = [children[piece] for piece in described["arraychunk_ids"]]  # it may repeat a chunk
+        if set(used) != set(children):
+            raise WireError("an array in it names a chunk that it does not use")
+        pieces = [contents[chunk] for chunk in used]
+        left -= sum(map(len, pieces))
         if left < 0:
             raise WireError(f"its arrays unpack to more than the {most} bytes that a message may have")
-    found = inflate_object_from_contents(name, contents)
+        arrays[key] = _joined(described, pieces)
+    found = inflate_object_from_contents(name, contents, objects=arrays)
     if not isinstance(found, Message):
         raise WireError("it is not a message")
     return found
 
 
-def _unpacked(content: bytes, sizes: list[int]) -> int:
-    """The bytes of an array after its chunks, which it may repeat, are joined."""
+def _joined(described: dict[str, Any], pieces: list[bytes]) -> Array:
+    """Flower's array, whose chunks are copied once; Flower's own reader copies them three times."""
     from flwr.app import Array
-    from flwr.supercore.inflatable.inflatable_object import get_object_body
+    from flwr.supercore.constant import HEAD_BODY_DIVIDER as DIVIDER
 
-    pieces = json.loads(get_object_body(content, Array))["arraychunk_ids"]
-    return sum(sizes[piece] for piece in pieces)
+    data = b"".join(memoryview(piece)[piece.find(DIVIDER) + len(DIVIDER) :] for piece in pieces)
+    return Array(described["dtype"], tuple(described["shape"]), described["stype"], data)

@@ -19,7 +19,7 @@ from ..protocol.wire import Fields, Request, SumRequest, WireError, to_fields
 from .channel_clients import Arrival, ServerChannel
 from .download import PartsMissing
 from .limits import MessageLimits
-from .records import from_records, to_records
+from .records import SharedArrays, from_records, to_records
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -122,8 +122,9 @@ class Mailbox:
         """Send requests. Returns those that wait for an answer, by name."""
         from flwr.app import Message
 
+        shared = SharedArrays()
         messages = [
-            Message(to_records(to_fields(request)), node, "train", group_id=str(request.round), ttl=ttl)
+            Message(to_records(to_fields(request), shared), node, "train", group_id=str(request.round), ttl=ttl)
             for node, request in requests.items()
         ]
         named = list(zip(self._channel.send(messages), waiting, strict=True))

@@ -25,13 +25,30 @@ _MOST_FIELDS = 64
 _LONGEST_NAME = 256
 
 
-def to_records(fields: Fields) -> RecordDict:
-    """Convert fields to Flower's records."""
-    from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+class SharedArrays:
+    """Flower's arrays of messages that are sent together: an array of several of them is converted and hashed once."""
 
-    vectors = {name: Array(value) for name, value in fields.items() if isinstance(value, np.ndarray)}
+    def __init__(self) -> None:
+        # The arrays themselves are kept too: an array that is gone leaves its identity to another one.
+        self._made: dict[int, tuple[np.ndarray[Any, Any], FlowerArray]] = {}
+
+    def of(self, array: np.ndarray[Any, Any]) -> FlowerArray:
+        """Flower's array of this one: an .npy file, into which the numbers are copied once."""
+        if id(array) not in self._made:
+            self._made[id(array)] = array, _written(array)
+        return self._made[id(array)][1]
+
+
+def to_records(fields: Fields, shared: SharedArrays | None = None) -> RecordDict:
+    """Convert fields to Flower's records; `shared` are the arrays of messages that are sent together."""
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+    shared, vectors = shared or SharedArrays(), ArrayRecord()
+    for name, value in fields.items():
+        if isinstance(value, np.ndarray):
+            vectors[name] = shared.of(value)
     scalars: dict[str, Any] = {name: value for name, value in fields.items() if name not in vectors}
-    return RecordDict({SCALARS: ConfigRecord(scalars), ARRAYS: ArrayRecord(vectors)})
+    return RecordDict({SCALARS: ConfigRecord(scalars), ARRAYS: vectors})
 
 
 def from_records(records: object, largest: int = LARGEST) -> Fields:
@@ -57,6 +74,14 @@ def from_records(records: object, largest: int = LARGEST) -> Fields:
             raise WireError("a field is given twice")
         found[name] = _vector(value, largest)
     return found
+
+
+def _written(array: np.ndarray[Any, Any]) -> FlowerArray:
+    from flwr.app import Array
+
+    header, whole = io.BytesIO(), np.ascontiguousarray(array)
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(whole))
+    return Array(str(whole.dtype), whole.shape, "numpy.ndarray", b"".join((header.getvalue(), whole.data)))
 
 
 def _items(record: Mapping[str, Any]) -> list[tuple[str, Any]]:

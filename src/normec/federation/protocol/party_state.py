@@ -34,6 +34,7 @@ _FOLDER, _SUM = "runs", "~sum.safetensors"
 _FORMAT = 4
 _FACTS = ("token", "accepted", "since", "digest", "ledger", "released")  # of a state, beside its tensors
 _PENDING_FACTS = ("round", "terms", "digest", "loss", "released")
+_BLAKE, _SHA = "blake2b", "sha256"  # the function of the checksum: the faster one, and that of files before it
 _PATIENCE = 120.0  # seconds that a request waits while another one is answered
 
 
@@ -100,7 +101,8 @@ def of_messages(inside: Path) -> bool:
     return inside.parts[0] == _FOLDER and not inside.name.endswith(_SUM)
 
 
-def save(path: Path, state: PartyState) -> None:
+def save(path: Path, state: PartyState) -> PartyState:
+    """Write the state. Returns it as `load` would, with tensors of its own, so that it need not be read again."""
     from safetensors.torch import save as packed
 
     facts: dict[str, Any] = {name: getattr(state, name) for name in _FACTS}
@@ -118,9 +120,18 @@ def save(path: Path, state: PartyState) -> None:
     dense = torch.contiguous_format  # a row that was expanded would keep its stride of 0
     tensors = {name: tensor.detach().clone(memory_format=dense) for name, tensor in tensors.items()}
     text = json.dumps({"format": _FORMAT, **facts})
-    whole = packed(tensors, metadata={"state": text, "sha256": _checksum(text, tensors)})
+    whole = packed(tensors, metadata={"state": text, _BLAKE: _checksum(text, tensors, _BLAKE)})
     private_folder(path.parent)
     write_atomic(path, whole, private=True)
+    return _read(text, tensors)
+
+
+def identity(path: Path) -> tuple[int, ...] | None:
+    """What changes whenever the file is written, replaced or restored; None if there is none."""
+    with suppress(FileNotFoundError):
+        found = path.stat()
+        return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
+    return None
 
 
 def load(path: Path) -> PartyState | None:
@@ -133,22 +144,29 @@ def load(path: Path) -> PartyState | None:
         with safe_open(str(path), framework="pt") as file:
             kept = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-        if kept.get("sha256") != _checksum(kept.get("state", ""), tensors):
+        function = _BLAKE if _BLAKE in kept else _SHA
+        if kept.get(function) != _checksum(kept.get("state", ""), tensors, function):
             raise UsageError(f"{path} is damaged: its checksum differs")
-        facts = json.loads(kept["state"])
-        if facts.pop("format") != _FORMAT:
+        if json.loads(kept["state"])["format"] != _FORMAT:
             raise UsageError(f"{path} was written by another version of normec")
-        under_way = facts.pop("pending", None)
-        pending = None
-        if under_way is not None:
-            sent = tensors["sent"]
-            draft = _named(tensors, "client.") | _named(tensors, "draft.")
-            pending = Pending(**under_way, sent=sent, taken=tensors.get("taken", sent), draft=draft)
-        facts["ledger"] = _head(facts)
-        client = None if facts.pop("waiting") else _named(tensors, "client.")
-        return PartyState(**facts, client=client, pending=pending)
+        return _read(kept["state"], tensors)
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
+
+
+def _read(text: str, tensors: dict[str, Tensor]) -> PartyState:
+    """The state of which these are the facts and the tensors."""
+    facts = json.loads(text)
+    del facts["format"]
+    under_way = facts.pop("pending", None)
+    pending = None
+    if under_way is not None:
+        sent = tensors["sent"]
+        draft = _named(tensors, "client.") | _named(tensors, "draft.")
+        pending = Pending(**under_way, sent=sent, taken=tensors.get("taken", sent), draft=draft)
+    facts["ledger"] = _head(facts)
+    client = None if facts.pop("waiting") else _named(tensors, "client.")
+    return PartyState(**facts, client=client, pending=pending)
 
 
 def newest_ledger(folder: Path) -> Head | None:
@@ -198,11 +216,11 @@ def _head(facts: dict[str, Any]) -> Head | None:
     return Head(*facts["ledger"]) if facts.get("ledger") else None
 
 
-def _checksum(text: str, tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
+def _checksum(text: str, tensors: dict[str, Tensor], function: str) -> str:
+    digest = hashlib.new(function, text.encode())
     for name in sorted(tensors):
         digest.update(f"/{name}/{tensors[name].dtype}/".encode())
-        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensors[name].contiguous().view(torch.uint8).reshape(-1).numpy().data)
     return digest.hexdigest()
 
 

@@ -84,6 +84,9 @@ class SumContributor(Contributor):
         public = self._like.new_zeros(plan.broadcast).numpy() if plan.broadcast else None
         self._terms_alone = agreement.request(0, self._like.numpy(), public)  # a request with the model zero
         self._asked: tuple[Assignment, Request] | None = None
+        self._held: tuple[tuple[int, ...] | None, PartyState] | None = (
+            None  # the file that was written, and its content
+        )
 
     def check(self) -> None:
         """Check the terms against the policy, the method and the data. Raises `Refused`."""
@@ -139,9 +142,9 @@ class SumContributor(Contributor):
                 draft=draft,
                 loss=None,
             )
-            state = dataclasses.replace(state, client=client, since=assignment.round, pending=pending)
-            self._save(state)
-        return Contribution(vector, self._deposit(state))
+            state = self._save(dataclasses.replace(state, client=client, since=assignment.round, pending=pending))
+            deposit = self._deposit(state)
+        return Contribution(vector, deposit)
 
     def settle(self, attempt: int, counted: bool) -> None:
         if not self._steps.stateful:
@@ -225,7 +228,14 @@ class SumContributor(Contributor):
     # ---- the state -------------------------------------------------------------------------------------------------
 
     def _state(self) -> PartyState:
-        """The state on the disk; that of a client that never sent anything if there is none, or if it is damaged."""
+        """The state on the disk; that of a client that never sent anything if there is none, or if it is damaged.
+
+        It is read only if this process was not the last to write it. A state that is handed out is forgotten until it
+        is saved, because methods may have changed its tensors by then.
+        """
+        held, self._held = self._held, None
+        if held is not None and held[0] == party_state.identity(self._path):
+            return held[1]
         try:
             found = party_state.load(self._path)
         except UsageError as error:
@@ -237,13 +247,16 @@ class SumContributor(Contributor):
     def _fresh(self) -> PartyState:
         return PartyState("", client=first_state(self._steps))
 
-    def _save(self, state: PartyState) -> None:
+    def _save(self, state: PartyState) -> PartyState:
+        """Write the state. Returns what is on the disk now."""
         if not self._path.exists():
             party_state.make_room(self._folder)
-        party_state.save(self._path, dataclasses.replace(state, ledger=self._ledger or state.ledger))
+        saved = party_state.save(self._path, dataclasses.replace(state, ledger=self._ledger or state.ledger))
+        self._held = party_state.identity(self._path), saved
+        return saved
 
     def _deposit(self, state: PartyState) -> bytes:
-        """The state with its pending message in bytes whose number depends on the method and the model alone."""
+        """A state that was saved, in bytes whose number depends on the method and the model alone."""
         from safetensors.torch import save as packed
 
         pending = state.pending
@@ -255,8 +268,7 @@ class SumContributor(Contributor):
             draft = as_used(pending.draft, pending.taken)  # a table that is shared with the client state may be shorter
             tensors |= {f"draft.{name}": rows for name, rows in draft.items()}
         tensors["message"] = pending.taken
-        dense = torch.contiguous_format
-        whole = packed({name: rows.clone(memory_format=dense) for name, rows in tensors.items()}, {"facts": facts})
+        whole = packed(tensors, {"facts": facts})
         return whole if len(whole) + 64 <= largest_content(self._agreement.terms.dimension) else b""
 
     def _restored(self, attempt: int, content: bytes) -> PartyState | None:

@@ -45,7 +45,7 @@ from .federated_run import Evaluate, FederatedRun, writes
 from .method_checks import public_vector
 from .screening import Limits
 from .sum_terms import FOLDER, SumPlan, grid_of, made_terms
-from .wire import Refusal, SumReply, SumRequest, WireError, from_fields, octets
+from .wire import Octets, Refusal, SumReply, SumRequest, WireError, from_fields, octets
 
 TERMS = "terms.json"
 # The refusals that another attempt does not cure.
@@ -95,6 +95,7 @@ class SumCoordinator(FederatedRun):
         self._refusals: dict[str, str] = {}  # by party, the newest reason that another attempt does not cure
         self._exchange, self.summed = 0, 0  # `summed`: the parties in the newest sum
         self._server: secure_sum.Server | None = None
+        self._payload: tuple[bytes, Octets] | None = None  # of the current attempt
         if privacy is not None:
             privacy = _counting_honest(privacy.with_noise("secure"), honest_parties(minimum, colluding))
         super().__init__(
@@ -250,8 +251,16 @@ class SumCoordinator(FederatedRun):
 
     def request(self, node: str) -> SumRequest:
         """The current exchange for a party."""
-        content = self.server.request(self.parties.index(node))
-        return SumRequest(self.run, node, self._exchange, "exchange", octets(content))
+        content, payload = self.server.request_apart(self.parties.index(node))
+        return SumRequest(self.run, node, self._exchange, "exchange", octets(content), self._shared(payload))
+
+    def _shared(self, payload: bytes) -> Octets | None:
+        """The payload as one array for all parties, by which a carrier notices that it is the same."""
+        if not payload:
+            return None
+        if self._payload is None or self._payload[0] is not payload:
+            self._payload = payload, octets(payload)
+        return self._payload[1]
 
     def requests(self) -> dict[str, SumRequest]:
         """The current exchange for every party to which it has something to send."""
@@ -268,7 +277,7 @@ class SumCoordinator(FederatedRun):
                 raise WireError("it names another run or party")
             if isinstance(message, Refusal):
                 return self._refused(node, message.reason)
-            answers = decode_answers(message.content.tobytes())
+            answers = decode_answers(message.content.data)
         except (WireError, Refused) as error:
             return self.fault(node, str(error))
         self.server.take(self.parties.index(node), answers)

@@ -115,7 +115,8 @@ class SumParty:
         """The bytes of an answer, which may be a refusal of the secure sum."""
         attempt = 0
         try:
-            requests = decode_requests(request.content.tobytes())
+            payload = request.payload.tobytes() if request.payload is not None else b""
+            requests = decode_requests(request.content.data, payload)
             attempt = attempt_of(requests[0])
             party = self._party(request, requests[0])
         except Refused as refused:

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...algorithms.method import Method
 from ...errors import UsageError
-from ...privacy.facts import FULL, Sampling, Setting
+from ...privacy.facts import FULL, Facts, Sampling, Setting
 from ...privacy.grid_account import honest_parties
 from ...privacy.release import Release
 from ...privacy.rules import release
@@ -257,10 +257,13 @@ class Agreement:
         full = setting_of(self.method, self.terms, self.plan)
         plain = dataclasses.replace(full, records=None, batch=FULL)
 
+        known: dict[bool, Facts] = {}
+
         def of(privacy: Privacy) -> Release:
             clipped = privacy.record_clip is not None
-            facts = facts_checked(self.method, self.plan.parameters, clipped=clipped)
-            return release(facts, privacy, full if clipped else plain)
+            if clipped not in known:
+                known[clipped] = facts_checked(self.method, self.plan.parameters, clipped=clipped)
+            return release(known[clipped], privacy, full if clipped else plain)
 
         found = releases_by_unit(stated, of)
         sigma, last = self.terms.sigma, self.terms.rounds - 1

@@ -163,7 +163,8 @@ class Refusal:
 class SumRequest:
     """The server's bytes of an exchange of a secure sum; with `purpose` "roster", a question for the party's roster.
 
-    `round` is the server's number of the exchange.
+    `round` is the server's number of the exchange. `payload` is that of the exchange's task: it is the same for all
+    parties, and so travels to the SuperLink once, while the rest of an exchange differs.
     """
 
     run: str
@@ -171,6 +172,7 @@ class SumRequest:
     round: int
     purpose: str
     content: Octets
+    payload: Octets | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,13 +338,13 @@ def _built(kind: type[Kind], rest: dict[str, Any], prefix: str, largest: int) ->
             if inner is hint or any(key.startswith(f"{name}.") for key in rest):
                 found[field.name] = _built(cast(type[Any], inner), rest, f"{name}.", largest)
             continue
-        optional = hint in (Array | None, float | None)
+        optional = hint in (Array | None, Octets | None, float | None)
         if name not in rest:
             if not optional:
                 raise WireError(f"{name} is missing")
             continue
         item = rest.pop(name)
-        if hint == Octets:
+        if hint in (Octets, Octets | None):
             found[field.name] = _octets(name, item, most_octets(largest))
         elif hint in (Array, Array | None):
             found[field.name] = _array(name, item, largest)

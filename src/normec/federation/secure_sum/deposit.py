@@ -16,12 +16,12 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from .keys import NONCE, Identity
 from .refusals import Refused
 
-_LABEL = 8  # bytes
+LABEL = 8  # bytes
 
 
 def seal(identity: Identity, terms: bytes, attempt: int, content: bytes) -> bytes:
     """Encrypt what a party deposits in an attempt. The length of the content stays visible; keep it constant."""
-    label, nonce = attempt.to_bytes(_LABEL, "big"), secrets.token_bytes(NONCE)
+    label, nonce = attempt.to_bytes(LABEL, "big"), secrets.token_bytes(NONCE)
     return label + nonce + AESGCM(identity.deposit_key(terms)).encrypt(nonce, content, label)
 
 
@@ -37,7 +37,7 @@ def unseal(identity: Identity, terms: bytes, sealed: bytes, newest: int) -> tupl
     Raises:
         Refused: The deposit is older, was changed, or belongs to another party or run.
     """
-    label, nonce, text = sealed[:_LABEL], sealed[_LABEL : _LABEL + NONCE], sealed[_LABEL + NONCE :]
+    label, nonce, text = sealed[:LABEL], sealed[LABEL : LABEL + NONCE], sealed[LABEL + NONCE :]
     try:
         content = AESGCM(identity.deposit_key(terms)).decrypt(nonce, text, label)
     except (InvalidTag, ValueError):

@@ -73,15 +73,27 @@ def check_statement(statement: Statement, terms: Terms, position: Position) -> N
         raise Refused("round", f"round {statement.round} does not follow round {position.round}")
 
 
+def payload_digest(payload: bytes) -> bytes:
+    """The digest by which statements and receipts name a payload."""
+    return digest("payload", payload)
+
+
 def statement_of(
     terms: bytes, attempt: int, round: int, payload: bytes, participants: tuple[int, ...], position: Position
 ) -> Statement:
     """What an attempt is about, before its survivors are known; `terms` is the digest of the terms."""
+    return statement_about(terms, attempt, round, payload_digest(payload), participants, position)
+
+
+def statement_about(
+    terms: bytes, attempt: int, round: int, payload: bytes, participants: tuple[int, ...], position: Position
+) -> Statement:
+    """As `statement_of`; `payload` is the digest of the payload."""
     return Statement(
         terms=terms,
         attempt=attempt,
         round=round,
-        payload=digest("payload", payload),
+        payload=payload,
         participants=participants,
         survivors=(),
         count=position.count,

@@ -40,8 +40,9 @@ from .history import (
     check_certificate,
     check_receipts,
     check_statement,
+    payload_digest,
     receipt_content,
-    statement_of,
+    statement_about,
 )
 from .keys import (
     SEED,
@@ -150,6 +151,7 @@ class _Attempt:
     keys_digest: bytes = b""
     sealed: SealedShares | None = None
     task_digest: bytes = b""
+    payload_digest: bytes = b""
     task: Task | None = None
     masked: MaskedVector | None = None
     statement: bytes = b""
@@ -368,7 +370,8 @@ class Party:
     # ---- the vector ------------------------------------------------------------------------------------------------
 
     def _mask(self, request: Task, attempt: _Attempt) -> MaskedVector:
-        shown = digest("task", encode(msgspec.structs.replace(request, history=(), deposit=b"")))
+        payload = payload_digest(request.payload)  # stands for the payload from here on, which is hashed once
+        shown = digest("task", encode(msgspec.structs.replace(request, payload=payload, history=(), deposit=b"")))
         if attempt.task_digest:
             if shown != attempt.task_digest:
                 raise Refused("repeated", "another task was answered in this attempt")
@@ -383,7 +386,7 @@ class Party:
         self._record.append({"event": "input", "attempt": attempt.number, "round": request.round})
         self._entered = _Entered(attempt.number)
         self._known.add(attempt.number)
-        attempt.task_digest, attempt.task = shown, request
+        attempt.task_digest, attempt.payload_digest, attempt.task = shown, payload, request
         self._forget_all_but(attempt.number)
         assignment = Assignment(request.round, attempt.number, request.payload, len(request.participants))
         try:
@@ -393,11 +396,12 @@ class Party:
             raise
         made = self._contributor.contribute(assignment)
         content = deposit.seal(self._identity, self._digest, attempt.number, made.deposit) if made.deposit else b""
-        made_for = statement_of(
-            self._digest, attempt.number, request.round, request.payload, request.participants, self._position
+        made_for = statement_about(
+            self._digest, attempt.number, request.round, payload, request.participants, self._position
         )
         receipt = self._identity.sign(RECEIPT, receipt_content(made_for))
-        attempt.masked = MaskedVector(attempt.number, self._masked(made.vector, request, attempt), content, receipt)
+        masked = self._masked(made.vector, request, attempt)
+        attempt.masked = MaskedVector(attempt.number, memoryview(masked), memoryview(content), receipt)
         return attempt.masked
 
     def _check_task(self, request: Task, attempt: _Attempt) -> None:
@@ -510,7 +514,7 @@ class Party:
                 raise Refused("repeated", "another list of survivors was signed in this attempt")
             return attempt.endorsement
         check_statement(statement, self._terms, self._position)
-        if statement.payload != digest("payload", task.payload):
+        if statement.payload != attempt.payload_digest:
             raise Refused("survivors", "the others computed from another payload")
         if (statement.round, statement.participants) != (task.round, task.participants):
             raise Refused("survivors", "the statement names another round or other participants than the task")

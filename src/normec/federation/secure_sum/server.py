@@ -33,7 +33,8 @@ from msgspec import Meta, Struct
 
 from ...errors import UsageError
 from ...privacy.hash_chain import Chain
-from ...system.files import private_folder, read_if_present, write_atomic
+from ...system.files import open_file, private_folder, read_if_present, write_atomic
+from .deposit import LABEL
 from .history import RECEIPT, SIGNED, Position, receipt_content, statement_of
 from .keys import KeyPair, commitment, signed_by, usable
 from .masks import Vector, add_mask, add_pair_mask, pair_key, self_key
@@ -59,6 +60,7 @@ from .wire import (
     Task,
     decode_answers,
     encode,
+    encode_apart,
     largest_content,
 )
 
@@ -125,7 +127,7 @@ class _Attempt:
     sealed: dict[int, dict[int, bytes]] = field(default_factory=dict)
     participants: tuple[int, ...] = ()
     vectors: dict[int, Vector] = field(default_factory=dict)
-    deposits: dict[int, bytes] = field(default_factory=dict)
+    deposits: dict[int, memoryview] = field(default_factory=dict)
     receipts: dict[int, bytes] = field(default_factory=dict)
     statement: Statement | None = None
     signatures: dict[int, bytes] = field(default_factory=dict)
@@ -276,9 +278,19 @@ class Server:
 
     def request(self, party: int) -> bytes:
         """The exchange for a party, made when it is sent, because a task contains the whole payload."""
+        return encode(self._exchange(party))
+
+    def request_apart(self, party: int) -> tuple[bytes, bytes]:
+        """The exchange for a party without the payload, and the payload, the same object for all parties.
+
+        The payload is empty in exchanges without a task. A carrier that sends it once to all parties saves the rest.
+        """
+        return encode_apart(self._exchange(party))
+
+    def _exchange(self, party: int) -> tuple[Request, ...]:
         prepared = self._prepare(party)
         parts = (self._request(party),) if party in self.waiting else ()
-        return encode((*parts, prepared) if prepared is not None else parts)
+        return (*parts, prepared) if prepared is not None else parts
 
     def _request(self, party: int) -> Request:
         attempt = self._attempt
@@ -321,10 +333,12 @@ class Server:
 
     def _deposit(self, party: int, entered: int) -> bytes:
         """The newest deposit of a party, if the party does not know the attempt in which it was made."""
-        held = read_if_present(self._folder / DEPOSITS / f"{party}.bin")
-        if held is None or int.from_bytes(held[:8], "big") < entered:
+        try:
+            with open_file(self._folder / DEPOSITS / f"{party}.bin") as file:
+                label = file.read(LABEL)
+                return label + file.read() if int.from_bytes(label, "big") >= entered else b""
+        except FileNotFoundError:
             return b""
-        return held
 
     # ---- what is received ------------------------------------------------------------------------------------------
 
@@ -440,7 +454,7 @@ class Server:
         elif party not in attempt.vectors:
             if answer.deposit:
                 attempt.deposits[party] = answer.deposit
-            attempt.vectors[party] = np.frombuffer(answer.vector, dtype=self._terms.dtype)
+            attempt.vectors[party] = np.frombuffer(answer.vector, dtype=self._terms.dtype).copy()
             attempt.receipts[party] = answer.receipt
 
     def _take_signature(self, party: int, answer: Endorsement, attempt: _Attempt) -> None:
@@ -514,7 +528,7 @@ class Server:
             stage, self.stage = self.stage, Stage.IDLE
             raise AttemptFailed(stage, left, needed)
 
-    def _keep_deposits(self, deposits: Mapping[int, bytes]) -> None:
+    def _keep_deposits(self, deposits: Mapping[int, memoryview]) -> None:
         """Write deposits to the disk, all at once, because most of the time is spent waiting for the disk."""
         if not deposits:
             return

@@ -135,12 +135,14 @@ class Task(Message, frozen=True):
 class MaskedVector(Message, frozen=True):
     """A party's vector under its masks, its sealed memory (empty if it deposits none), and a receipt.
 
+    One that was read points into the bytes of its exchange.
+
     The receipt is the party's signature that it made a vector for this task (`history.receipt_content`).
     """
 
     attempt: Attempt
-    vector: Annotated[bytes, Meta(max_length=8 * LARGEST_DIMENSION)]
-    deposit: Content = b""
+    vector: Annotated[memoryview, Meta(max_length=8 * LARGEST_DIMENSION)]
+    deposit: Annotated[memoryview, Meta(max_length=largest_content(LARGEST_DIMENSION))] = memoryview(b"")
     receipt: Signature = bytes(SIGNATURE)
 
 
@@ -196,12 +198,35 @@ def encode(content: Message | tuple[Message, ...]) -> bytes:
     return msgspec.msgpack.encode(content)
 
 
-def decode_requests(data: bytes) -> tuple[Request, ...]:
-    """Read an exchange from the server. Raises `Refused` if it breaks a rule of the format."""
-    return tuple(_decoded(_REQUESTS, data))
+def encode_apart(requests: tuple[Request, ...]) -> tuple[bytes, bytes]:
+    """The bytes of an exchange without the payload of its task, and the payload, which is the same for all parties."""
+    payload = b"".join(request.payload for request in requests if isinstance(request, Task))
+    return encode(tuple(_with_payload(request, b"") for request in requests)), payload
 
 
-def decode_answers(data: bytes) -> tuple[Answer, ...]:
+def decode_requests(data: bytes | memoryview, payload: bytes = b"") -> tuple[Request, ...]:
+    """Read an exchange from the server. Raises `Refused` if it breaks a rule of the format.
+
+    Args:
+        data: The bytes of the exchange.
+        payload: The payload of its task, if it came apart from the exchange (`encode_apart`).
+    """
+    requests: tuple[Request, ...] = tuple(_decoded(_REQUESTS, data))
+    if not payload:
+        return requests
+    tasks = [request for request in requests if isinstance(request, Task)]
+    if len(tasks) != 1 or tasks[0].payload:
+        raise Refused("malformed", "a payload that comes apart from its exchange belongs to one task without another")
+    if len(payload) > largest_content(LARGEST_DIMENSION):
+        raise Refused("malformed", f"the payload has {len(payload)} bytes, more than any may have")
+    return tuple(_with_payload(request, payload) for request in requests)
+
+
+def _with_payload(request: Request, payload: bytes) -> Request:
+    return msgspec.structs.replace(request, payload=payload) if isinstance(request, Task) else request
+
+
+def decode_answers(data: bytes | memoryview) -> tuple[Answer, ...]:
     """Read an exchange from a party. Raises `Refused` if it breaks a rule of the format."""
     answers: tuple[Answer, ...] = tuple(_decoded(_ANSWERS, data))
     if any(isinstance(answer, Refusal) and answer.reason not in REASONS for answer in answers):
@@ -223,7 +248,7 @@ def increasing(parties: tuple[int, ...], limit: int) -> bool:
     return all(a < b for a, b in zip(parties, (*parties[1:], limit), strict=True)) and all(p >= 0 for p in parties)
 
 
-def _decoded(decoder: Any, data: bytes) -> Any:
+def _decoded(decoder: Any, data: bytes | memoryview) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # names the field and the rule
