@@ -26,6 +26,7 @@ MISTAKES = [
     (["train", "--model", "resnet20"], "needs images"),
     (["train", "--model", "logistic"], "is for 2 classes"),
     (["train", "--method", "normc"], "did you mean 'normec'"),
+    (["train", "--method", "heavyball"], "scaffold, FILE.py:CLASS"),
     (["train", "--split", "lable"], "split"),
     (["train", "--set", "betta=1"], "did you mean 'beta'"),
     (["train", "--set", "beta"], "expected key=value"),

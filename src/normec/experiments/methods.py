@@ -147,7 +147,7 @@ def needs_dimension(config: RunConfig) -> bool:
 
 def entry(method: str) -> Entry:
     """The catalogue's entry; raises `UsageError` where there is none."""
-    one_of(METHODS, method=method)
+    one_of((*METHODS, "FILE.py:CLASS"), method=method)
     return CATALOGUE[method]
 
 

@@ -42,7 +42,7 @@ def method_of(
         )
     if given not in CATALOGUE:
         if ":" not in given:
-            one_of(METHODS, method=given)
+            one_of((*METHODS, "FILE.py:CLASS"), method=given)
         return find(given)(), None
     entry = CATALOGUE[given]
     sizes = getattr(problem, "tensor_sizes", (len(problem.x0),))
