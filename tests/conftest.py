@@ -1,6 +1,11 @@
-"""What holds for all tests: examples without clocks and files, and the order of the files."""
+"""What holds for all tests: examples without clocks and files, folders in memory, and the order of the files."""
 
 from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -11,7 +16,14 @@ settings.register_profile(
 )
 settings.load_profile("normec")
 
+# Runs wait for the disk at every write that must be durable, often for longer than they compute. The folders of tests
+# are in memory, where there is enough of it: code is killed between writes, and never the machine.
+MEMORY = Path("/dev/shm")
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # pytest's name for the parent of its folders
 
+
+SECONDS = Path(__file__).with_name("seconds.json")  # of each file, where it is five or more: --write-seconds
 _cases: dict[str, int] = {}  # of tests with the marker `quick_cases`: how many are collected
 
 
@@ -25,13 +37,39 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             item.add_marker("slow")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--write-seconds", action="store_true", help=f"Write {SECONDS.name}, by which the files are ordered."
+    )
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files with the most slow tests first, so that two processes end at about the same time.
+    """Run the files that take longest first, so that two processes end at about the same time.
 
-    It runs after `-m` has deselected tests: in `make test`, without the slow ones, files keep their order.
+    A file that was never measured counts as a second for each slow test. It runs after `-m` has deselected tests: in
+    `make test`, without the slow ones, files keep their order.
     """
-    slow: dict[object, int] = {}
+    slow: dict[str, int] = {}
     for item in items:
-        slow[item.path] = slow.get(item.path, 0) + (item.get_closest_marker("slow") is not None)
-    items.sort(key=lambda item: -slow[item.path])
+        slow[_file(item.nodeid)] = slow.get(_file(item.nodeid), 0) + (item.get_closest_marker("slow") is not None)
+    if any(slow.values()):
+        measured = json.loads(SECONDS.read_text())
+        items.sort(key=lambda item: -measured.get(_file(item.nodeid), slow[_file(item.nodeid)]))
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+_took: dict[str, float] = {}  # seconds of each file; with several processes, in the one that starts them
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _took[_file(report.nodeid)] = _took.get(_file(report.nodeid), 0.0) + report.duration
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.getoption("--write-seconds") and not hasattr(session.config, "workerinput"):
+        long = {name: round(seconds) for name, seconds in sorted(_took.items()) if seconds >= 5}
+        SECONDS.write_text(json.dumps(long, indent=2) + "\n")

@@ -6,15 +6,15 @@ the language "py" are fragments, and indented blocks show commands that need mor
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from .cli.command import normec, python
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -39,9 +39,8 @@ def elsewhere(page: Path) -> bool:
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if runnable(page) and not elsewhere(page))
 
 
-def run(command: list[str], folder: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900)
+def printed(done: subprocess.CompletedProcess[str]) -> str:
+    """What a program or a command printed that has ended well."""
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     return done.stdout
 
@@ -59,10 +58,10 @@ def program(page: Path, folder: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(program(page, tmp_path))
-    run([sys.executable, "page.py"], tmp_path)
+    printed(python(tmp_path / "page.py", tmp_path))
     for language, _, text in blocks(page):
         for line in COMMAND.findall(text) if language == "console" else ():
-            run([sys.executable, "-m", "normec", *shlex.split(line)], tmp_path)
+            printed(normec(*shlex.split(line), cwd=tmp_path))
 
 
 @pytest.mark.slow
@@ -70,7 +69,7 @@ def test_the_readme_reaches_the_accuracy_of_the_command_line(tmp_path: Path) -> 
     (tmp_path / "readme.py").write_text(
         program(ROOT / "README.md", tmp_path) + '\nprint(run.history["accuracy"][-1])\n'
     )
-    assert float(run([sys.executable, "readme.py"], tmp_path).split()[-1]) > 0.95
+    assert float(printed(python(tmp_path / "readme.py", tmp_path)).split()[-1]) > 0.95
 
 
 def test_pages_that_run_are_found() -> None:

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -79,15 +81,16 @@ def wheel(built: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty environment."""
-    folder = tmp_path_factory.mktemp("environment") / "venv"
-    call([sys.executable, "-m", "venv", folder], folder.parent)
-    return folder / "bin" / "python"
+def python() -> Iterator[Path]:
+    """An empty environment; on the disk, because torch is too large for a folder in memory."""
+    with TemporaryDirectory() as folder:
+        call([sys.executable, "-m", "venv", Path(folder) / "venv"], Path(folder))
+        yield Path(folder) / "venv" / "bin" / "python"
 
 
 def call(command: list[str | Path], folder: Path, returns: int = 0) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    left_out = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     done = subprocess.run(
         command, cwd=folder, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1800
     )
@@ -96,7 +99,9 @@ def call(command: list[str | Path], folder: Path, returns: int = 0) -> str:
 
 
 def install(python: Path, *what: str) -> None:
-    call([python, "-m", "pip", "install", "--quiet", "-c", ROOT / "constraints.txt", *what], python.parent)
+    # Compiling all of torch takes longer than the tests, which import a part of it.
+    usual = ["--quiet", "--no-compile", "-c", ROOT / "constraints.txt"]
+    call([python, "-m", "pip", "install", *usual, *what], python.parent)
 
 
 def test_both_archives_hold_every_file_of_the_package(built: Path, wheel: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
-from normec.algorithms.catalogue import CATALOGUE, PRIVATE_METHODS
+from normec.algorithms.catalogue import CATALOGUE, PRIVATE_METHODS, installed, is_own
 from normec.experiments import methods
 from normec.settings import make
 
@@ -36,3 +37,17 @@ def test_the_page_lists_the_settings_and_bounds(name: str) -> None:
         assert built.bound == 1
     elif bound == "τ":
         assert built.bound == CATALOGUE[name].settings["tau"]
+
+
+def test_a_package_that_is_installed_meanwhile_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What installed packages offer is read once, and again when a folder of packages, or their list, has changed."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = installed()
+    assert not is_own("meanwhile")
+    facts = tmp_path / "some-1.0.dist-info"
+    facts.mkdir()
+    (facts / "entry_points.txt").write_text("[normec.methods]\nmeanwhile = some:Method\n")
+    assert is_own("meanwhile")
+    assert installed().keys() - before.keys() == {"meanwhile"}
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path != str(tmp_path)])
+    assert not is_own("meanwhile")

@@ -20,12 +20,20 @@ COMMAND = [sys.executable, "-m", "normec"]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 LIBC = ctypes.CDLL(None)
 # Forks a child for each request on its standard input, and answers with the exit code of the child. Most of the time
-# of a command would go into its imports; here they are made once.
+# of a command would go into its imports; here they are made once, and a small run makes those of functions.
 SERVER = """
-import json, os, sys
+import json, os, runpy, sys, tempfile
 import safetensors.torch, sklearn.datasets, tomli_w
 import normec.experiments.compare, normec.experiments.runs, normec.report.page
 from normec.__main__ import main
+from normec.cli.app import run
+
+answers = os.dup(1)
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+with tempfile.TemporaryDirectory() as folder:
+    assert run(["train", "--rounds", "1", "--clients", "4", "--quiet", "--out", os.path.join(folder, "run")]) == 0
+sys.stdout.flush()
+os.dup2(answers, 1)
 
 def serve():
     for line in sys.stdin:
@@ -40,8 +48,11 @@ asked = serve()
 os.chdir(asked["cwd"])
 for number, name in enumerate((os.devnull, asked["out"], asked["err"])):
     os.dup2(os.open(name, os.O_WRONLY if number else os.O_RDONLY), number)
-sys.argv = ["normec", *asked["arguments"]]
-main()
+sys.argv = asked["arguments"]
+if asked["script"]:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+else:
+    main()
 """
 
 
@@ -56,16 +67,25 @@ def _server() -> subprocess.Popen[str]:
 
 def normec(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
+    return _forked(["normec", *arguments], cwd, script=False)
+
+
+def python(script: Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run a Python script to its end."""
+    return _forked([str(script)], cwd, script=True)
+
+
+def _forked(arguments: list[str], cwd: Path, script: bool) -> subprocess.CompletedProcess[str]:
     server = _server()
     assert server.stdin is not None
     assert server.stdout is not None
     with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
-        asked = {"arguments": arguments, "cwd": str(cwd), "out": out.name, "err": err.name}
+        asked = {"arguments": arguments, "script": script, "cwd": str(cwd), "out": out.name, "err": err.name}
         server.stdin.write(json.dumps(asked) + "\n")
         server.stdin.flush()
-        assert wait([server.stdout], LIMIT), f"normec {' '.join(arguments)} does not end"
+        assert wait([server.stdout], LIMIT), f"{' '.join(arguments)} does not end"
         code = int(server.stdout.readline())
-        return subprocess.CompletedProcess(["normec", *arguments], code, out.read().decode(), err.read().decode())
+        return subprocess.CompletedProcess(arguments, code, out.read().decode(), err.read().decode())
 
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:

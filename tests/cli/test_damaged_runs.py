@@ -207,7 +207,8 @@ def test_a_file_of_another_user_is_named(copied: Path, name: str, capsys: pytest
         os.chown(path, 65534, 65534)
     os.chown(copied / name, 0, 0)
     (copied / name).chmod(0o600)
-    with tempfile.TemporaryDirectory() as open_to_all:  # another start of pytest closes its own folders to others
+    beside = os.environ.get("PYTEST_DEBUG_TEMPROOT")  # the same disk or memory: a folder is renamed, not copied
+    with tempfile.TemporaryDirectory(dir=beside) as open_to_all:  # another start of pytest closes its own to others
         Path(open_to_all).chmod(0o755)
         moved = copied.rename(Path(open_to_all) / "run")
         os.seteuid(65534)

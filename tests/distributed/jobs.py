@@ -1,4 +1,4 @@
-"""What ranks do in the tests: `python -m tests.distributed.jobs NAME FOLDER`, started by torchrun."""
+"""What ranks do in the tests: `python -m tests.distributed.jobs FOLDER NAME…`, started by torchrun."""
 
 from __future__ import annotations
 
@@ -107,10 +107,11 @@ def _train_nan(communicator: Communicator, **how: Any) -> None:
     normec.train(functions, NormEC(0.1, 0.5), lr=0.2, rounds=50, seed=1, compute=compute, **how)
 
 
-def main(name: str, folder: str) -> None:
-    job = {"trajectories": trajectories, "secure": secure, "mistakes": mistakes}[name]
+def main(folder: str, *names: str) -> None:
+    jobs = {"trajectories": trajectories, "secure": secure, "mistakes": mistakes}
     with cluster.join(timeout=LIMIT) as communicator:
-        job(communicator, Path(folder))
+        for name in names:
+            jobs[name](communicator, Path(folder))
 
 
 if __name__ == "__main__":

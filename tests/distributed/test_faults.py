@@ -86,7 +86,7 @@ def _kill(job: Job, victim: int, met: bool, blames: bool) -> bool:
 
 
 def test_a_killed_rank_brings_the_job_back_to_its_checkpoint(whole: Path, tmp_path: Path) -> None:
-    assert results(killed([*COMMAND, *TWO, "--out", "run"], (1, 0, 1), tmp_path)) == results(whole)
+    assert results(killed([*COMMAND, *TWO, "--out", "run"], (1, 0), tmp_path)) == results(whole)
 
 
 def test_a_rank_killed_before_the_ranks_have_met_is_noticed(whole: Path, tmp_path: Path) -> None:
@@ -94,7 +94,8 @@ def test_a_rank_killed_before_the_ranks_have_met_is_noticed(whole: Path, tmp_pat
 
 
 def test_kills_at_any_moment_of_any_process(tmp_path: Path) -> None:
-    assert len(kill_again_and_again(6, seed=5, folder=tmp_path)) == 6
+    """With this seed: two ranks and then one in start-up, the launcher in a round, and a rank in a round."""
+    assert len(kill_again_and_again(4, seed=5, folder=tmp_path)) == 4
 
 
 def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path) -> None:
@@ -129,11 +130,15 @@ def test_a_hanging_rank_is_named(tmp_path: Path) -> None:
 
 
 def test_a_job_listens_on_the_loopback_interface_alone(tmp_path: Path) -> None:
+    """And its ranks end with the launcher, however that ends."""
     job = Job.of_normec(*ENDLESS, cwd=tmp_path)
     job.wait_for_rounds(200)  # the ranks are connected
-    sockets = [address for process in (job.process.pid, *job.ranks.values()) for address in _listening(process)]
-    job.process.send_signal(signal.SIGINT)
-    assert job.ended() == 130, job.errors
+    ranks = job.ranks
+    assert len(ranks) == 2
+    sockets = [address for process in (job.process.pid, *ranks.values()) for address in _listening(process)]
+    job.process.kill()
+    for process in ranks.values():
+        wait_for_end(process)
     assert sockets
     assert set(sockets) <= {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}
 
@@ -168,16 +173,6 @@ def test_ctrl_c_then_more_ranks_then_one(tmp_path: Path) -> None:
     assert rows == list(range(151))
     last = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert last["privacy"]["releases"] == 150, "no release counted twice, none left out"
-
-
-def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    job = Job.of_normec(*ENDLESS, cwd=tmp_path)
-    job.wait_for_rounds()
-    ranks = job.ranks
-    assert len(ranks) == 2
-    job.process.kill()
-    for process in ranks.values():
-        wait_for_end(process)
 
 
 @pytest.mark.parametrize(

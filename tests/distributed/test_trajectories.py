@@ -22,13 +22,28 @@ def alone(name: str) -> Run:
     return CASES[name].train()
 
 
+def jobs(ranks: int, folder: Path, *names: str) -> Path:
+    done = torchrun(ranks, "-m", "tests.distributed.jobs", str(folder), *names, cwd=folder)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases, secure noise and every mistake, in one life of two ranks."""
+    folder = tmp_path_factory.mktemp("ranks-2")
+    (folder / "a file").write_text("")
+    return jobs(2, folder, "trajectories", "secure", "mistakes")
+
+
 @pytest.fixture(scope="module", params=[pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2, 4)])
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases, trained by so many real ranks."""
-    folder = tmp_path_factory.mktemp(f"ranks-{request.param}")
-    done = torchrun(request.param, "-m", "tests.distributed.jobs", "trajectories", str(folder), cwd=folder)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    ranks: int = request.param
+    if ranks == 2:
+        made: Path = request.getfixturevalue("two_ranks")
+        return made
+    return jobs(ranks, tmp_path_factory.mktemp(f"ranks-{ranks}"), "trajectories")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -51,20 +66,15 @@ def test_the_same_run(spread: Path, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_secure_noise_is_added_on_each_rank_as_whole_numbers(tmp_path: Path) -> None:
-    done = torchrun(2, "-m", "tests.distributed.jobs", "secure", str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    x, clean = load_file(tmp_path / "secure.safetensors")["x"], Case(NormEC(0.1, 0.3)).train().x
+def test_secure_noise_is_added_on_each_rank_as_whole_numbers(two_ranks: Path) -> None:
+    x, clean = load_file(two_ranks / "secure.safetensors")["x"], Case(NormEC(0.1, 0.3)).train().x
     away = float((x - clean).norm())
     assert 1e-6 < away < 0.1, "noise of a thousandth moves x a little, and does move it"
 
 
 @pytest.mark.slow
-def test_mistakes_are_said_on_every_rank(tmp_path: Path) -> None:
-    (tmp_path / "a file").write_text("")
-    done = torchrun(2, "-m", "tests.distributed.jobs", "mistakes", str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-3000:]
-    first, second = (json.loads((tmp_path / f"said-{rank}.json").read_text()) for rank in range(2))
+def test_mistakes_are_said_on_every_rank(two_ranks: Path) -> None:
+    first, second = (json.loads((two_ranks / f"said-{rank}.json").read_text()) for rank in range(2))
     expected = {
         "seeds": "the ranks do not agree: seed is 0 on rank 0 and 1 on rank 1",
         "few": "1 clients on 2 ranks leave 1 ranks without data; start at most 1",

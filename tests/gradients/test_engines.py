@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
-from normec import Compute, FixedSize, Logging, Memory, NormEC, Poisson, Privacy, Run, UsageError, train
+from normec import Compute, FixedSize, Logging, Memory, NormEC, Poisson, Privacy, Problem, Run, UsageError, train
 from normec.gradients.choice import choose_engine
 from normec.gradients.record_clip import RecordClip
 from normec.sampling.batches import PoissonBatches
@@ -123,3 +126,13 @@ def test_unknown_names_are_refused_in_one_line() -> None:
         with pytest.raises(UsageError, match=r"did you mean|choose from") as error:
             train(problem("small"), NormEC(0.1, 0.3), lr=0.1, rounds=1, compute=Compute(**given))
         assert "\n" not in str(error.value)
+
+
+def test_a_cpu_takes_large_products_client_by_client() -> None:
+    """Many small clients gain by one pass; a client whose products keep the processor busy does not."""
+    chosen = {}
+    for width in (8, 1024):
+        model = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 2))
+        sets = [TensorDataset(torch.zeros(400, 16), torch.zeros(400, dtype=torch.int64))] * 2
+        chosen[width] = choose_engine("auto", Problem(model, F.cross_entropy, sets), None, 0).name
+    assert chosen == {8: "shared", 1024: "loop"}

@@ -62,6 +62,7 @@ def test_plain_words() -> None:
         assert part in text
     assert "trusted" in Privacy(epsilon=1, trust="central").promise()
     assert "each record" in Privacy(epsilon=1, unit="record").promise()
+    assert "(8.00001, 1e-05)" in Privacy(epsilon=8.0000049).promise()  # never less than the target
     assert "seed" not in Privacy(epsilon=1, noise="secure").describe()
 
 

@@ -7,10 +7,14 @@ and completion need no torch. A new method of this package is a file beside this
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 Settings = Mapping[str, Any]
@@ -219,7 +223,20 @@ PAPER_METHODS = ("normec", "clip21", "ef21", "dpsgd-norm", "dpsgd-clip", "gd")
 
 def installed() -> dict[str, EntryPoint]:
     """Return the methods that installed packages offer, by name."""
+    return dict(_offered(tuple((path, _changed(path)) for path in sys.path)))
+
+
+@lru_cache(maxsize=1)
+def _offered(folders: tuple[tuple[str, int | None], ...]) -> dict[str, EntryPoint]:  # noqa: ARG001
+    """Read the entry points of all packages, which takes milliseconds; once while no folder of them changes."""
     return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def _changed(path: str) -> int | None:
+    """Return when a folder was last changed, as by the installation of a package; None if it is not there."""
+    with suppress(OSError):
+        return Path(path).stat().st_mtime_ns
+    return None
 
 
 def is_own(name: str) -> bool:

@@ -30,6 +30,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, cast
 
 import torch
@@ -255,16 +256,35 @@ def has_functions_of(method: Method, kind: type[Method], *functions: str) -> boo
 def refuse_other_arguments(method: Method) -> None:
     """Raise `UsageError` if a function of a method cannot be called with the arguments that engines pass."""
     for name in overrides(method, *CLIENT_FUNCTIONS, *SERVER_FUNCTIONS):
-        expected = [argument for argument in inspect.signature(getattr(Method, name)).parameters if argument != "self"]
+        expected = _arguments(name)
         if name == "message" and overrides(method, "broadcast"):
-            expected.append("public")
-        try:
-            inspect.signature(getattr(method, name)).bind(*expected)
-        except TypeError as error:
+            expected = (*expected, "public")
+        function = getattr(method, name)
+        if inspect.ismethod(function):
+            why = _why_not(function.__func__, ("self", *expected))
+        else:
+            why = _why_not.__wrapped__(function, expected)
+        if why is not None:
             raise UsageError(
-                f"{type(method).__name__}.{name} is called as {name}({', '.join(expected)}), and cannot be: {error}; "
+                f"{type(method).__name__}.{name} is called as {name}({', '.join(expected)}), and cannot be: {why}; "
                 "give it these arguments"
-            ) from None
+            )
+
+
+@lru_cache(maxsize=32)
+def _arguments(name: str) -> tuple[str, ...]:
+    """Return the arguments of a function of `Method`."""
+    return tuple(argument for argument in inspect.signature(getattr(Method, name)).parameters if argument != "self")
+
+
+@lru_cache(maxsize=256)
+def _why_not(function: Callable[..., Any], arguments: tuple[str, ...]) -> str | None:
+    """Return why a function cannot be called with arguments; None if it can. Every run asks it of the same ones."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError as error:
+        return str(error)
+    return None
 
 
 def fused_form(method: Method) -> ScaledDifference | None:

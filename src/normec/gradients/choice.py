@@ -39,6 +39,9 @@ _HEAVY = 3e6
 _FEW = 128
 # Operations of a client's gradient above which convolutions with weights of their own do so.
 _HEAVY_LOCAL = 1e8
+# Operations of a client's gradient above which matrix products do so. A GPT of ten clients with 10¹⁰ each takes a sixth
+# longer in one pass than client by client.
+_HEAVY_PRODUCTS = 2e9
 # Records in a batch on which engines that clip every record are compared: the loop clips them a few at a time.
 _CLIPPED = 512
 
@@ -107,7 +110,7 @@ def choose_engine(
         kinds = (*_SHARED, "recorded" if _one_by_one(problem) else "batched")
     elif problem.x0.is_cuda or _light(problem, gradients, local is not None):
         kinds = (*_SHARED, "batched") if local is None else ("batched",)
-    elif pays_back(
+    elif _convolves(problem) and pays_back(
         problem, float(loop.divisors.mean()), rounds if steps is None else rounds * int(steps.double().mean())
     ):
         kinds = ("compiled",)
@@ -185,11 +188,16 @@ def _light(problem: Problem, loop: LoopEngine, local: bool) -> bool:
 
     Clients with models of their own (`local`) share no convolution: for them the operations count.
     """
-    if not any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in problem.model.modules()):
-        return True
-    if local:
-        return operations(problem) * float(loop.divisors.mean()) < _HEAVY_LOCAL
-    return len(problem.x0) * float(loop.divisors.mean()) < _HEAVY
+    records = float(loop.divisors.mean())
+    small = len(problem.x0) * records < _HEAVY
+    if not _convolves(problem):
+        return local or small or operations(problem) * records < _HEAVY_PRODUCTS
+    return operations(problem) * records < _HEAVY_LOCAL if local else small
+
+
+def _convolves(problem: Problem) -> bool:
+    """Whether the model has convolutions of images; without them, compiling gains nothing on a CPU."""
+    return any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in problem.model.modules())
 
 
 def _one_by_one(problem: Problem) -> bool:

@@ -18,6 +18,7 @@ from numbers import Real
 from typing import Any, Literal
 
 from ..errors import UsageError, at_least, fraction, one_of, open_unit, positive
+from .display import shown_epsilon
 from .noise_schedule import CONSTANT, NoiseSchedule, checked, written_out
 
 Unit = Literal["client", "record"]
@@ -238,7 +239,7 @@ class Privacy:
         else:
             against = f"a server that sees only the sum, joined by all but {self.honest} clients"
         if self.is_target:
-            strength = f"(epsilon, delta) = ({self.epsilon:g}, {self.delta:g})"
+            strength = f"(epsilon, delta) = ({shown_epsilon(self.epsilon, 6)}, {self.delta:g})"
         elif self.replay is not None:
             strength = (
                 f"noise by the paper's formula, read as {self.replay}; the epsilon it was asked for is NOT what it"
