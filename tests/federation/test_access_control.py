@@ -415,14 +415,16 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def closed(connection: socket.socket, *parts: bytes) -> bool:
-    """Whether the other end closes a connection over which these parts are sent, without a response."""
+    """Whether the other end closes a connection over which these parts are sent, perhaps after a refusal."""
     with connection:
         try:
             for part in parts:
                 connection.sendall(part)
-            return not connection.recv(1)
+            while answer := connection.recv(2**10):
+                assert b" 200 " not in answer
         except ConnectionError:
-            return True
+            pass
+        return True
 
 
 @pytest.mark.usefixtures("limited")
@@ -478,3 +480,33 @@ def test_a_connection_queues_few_requests() -> None:
         hostile.sendall(WHOLE * 1000)
         with hostile.makefile("rb") as answer:
             assert int(answer.readline().split()[1]) == 400
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_head_has_few_headers() -> None:
+    """Each takes far more memory than its few bytes in the head."""
+    with Served(body_seconds=LIMIT) as served:
+        assert closed(served.connect(), HEAD, b"a: b\r\n" * 1000, b"\r\n")
+        assert not served.reached.acquire(blocking=False)
+
+
+class Talkative(Served):
+    """Sends a response that no buffer of the system holds, also to strangers."""
+
+    async def _held(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(64):
+            await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_stranger_that_reads_no_response_does_not_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such connections would cost the stranger nothing, and a party would get none."""
+    ended, limited = threading.Event(), http_connections.LimitedConnection
+    before = limited.connection_lost
+    monkeypatch.setattr(limited, "connection_lost", lambda *given: (before(*given), ended.set()))
+    monkeypatch.setattr(limited, "sent_seconds", 0.2, raising=False)
+    with Talkative(body_seconds=LIMIT) as served, served.connect() as hostile:
+        hostile.sendall(f"GET {access_control.HEALTH} HTTP/1.1\r\nhost: here\r\n\r\n".encode())
+        assert ended.wait(LIMIT)

@@ -49,3 +49,13 @@ def test_a_string_may_be_given_in_pieces() -> None:
 def test_anything_else_is_refused(body: bytes) -> None:
     with pytest.raises(ValueError, match="not a list"):
         list(read(body))
+
+
+def test_the_number_of_strings_is_limited_while_they_are_read() -> None:
+    """An empty string has two bytes in a body, and a hundred times as many once it is read."""
+    body = b"\x0a\x00" * 5
+    assert len(list(read(body, 5))) == 5
+    strings = read(body, 4)
+    assert [len(next(strings)) for _ in range(4)] == [0] * 4
+    with pytest.raises(ValueError, match="at most 4"):
+        next(strings)

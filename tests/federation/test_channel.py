@@ -45,6 +45,7 @@ from flwr.superlink.main import create_app  # noqa: E402
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
 from normec.federation.flower import access_control, channel, download  # noqa: E402
+from normec.federation.flower.byte_lists import ByteList  # noqa: E402
 from normec.federation.flower.channel import Channel  # noqa: E402
 from normec.federation.flower.channel_clients import (  # noqa: E402
     PartyChannel,
@@ -390,6 +391,26 @@ def test_a_message_that_is_too_large_is_refused_unread(superlink: SuperLink) -> 
     assert arrival.contents == {}
     with pytest.raises(WireError):
         server.open(arrival)
+
+
+@pytest.mark.parametrize(
+    ("response", "error"),
+    [
+        (b"\x0a\x00" * ALLOWED.objects * 2, ValueError),  # a list of empty strings
+        (ByteList([b"\x12\x00" * 2**15 * 3]).SerializeToString(), WireError),  # an announcement of empty messages
+    ],
+    ids=["strings", "messages"],
+)
+def test_a_response_of_many_small_parts_is_not_read(
+    superlink: SuperLink, response: bytes, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part takes far more memory than bytes in the response, which may have as many as a model."""
+    _, party, client = superlink.party(2**15)
+    found = httpx.Response(200, content=response)
+    monkeypatch.setattr(client, "_send", lambda _: found)
+    monkeypatch.setattr(found, "raise_for_status", lambda: found)
+    with pytest.raises(error, match=r"at most|larger than"):
+        party.receive()
 
 
 def test_a_party_answers_nothing_in_the_name_of_others(superlink: SuperLink) -> None:

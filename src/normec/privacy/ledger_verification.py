@@ -115,7 +115,7 @@ def _agreed(
 ) -> Paid:
     """Refuse a summary that contradicts its ledger; if the run continued since then, the summary may state less."""
     said, releases = spent.get("epsilon"), spent.get("releases")
-    if not isinstance(said, float) or not isinstance(releases, int) or spent.get("delta") != delta:
+    if not isinstance(said, float) or math.isnan(said) or not isinstance(releases, int) or spent.get("delta") != delta:
         raise UsageError(f"{path} does not belong to the summary.json in its folder; {CURE}")
     if releases < paid.releases and not ended:
         return Paid(max(said, paid.epsilon), paid.releases)  # a rule that stopped the run stated that of all rounds

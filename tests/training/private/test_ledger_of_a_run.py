@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -126,6 +127,11 @@ def test_a_result_that_is_older_than_the_ledger_does_not_understate_what_was_spe
     assert spent.releases == paid["releases"] == 9
     (row,) = results.each(results.collect([tmp_path]).records)
     assert row["epsilon"] == read_run(tmp_path).epsilon == spent.epsilon
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    summary["privacy"]["epsilon"] = math.nan
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(UsageError, match="does not belong"):
+        load(tmp_path)
 
 
 KILLED = """

@@ -18,16 +18,21 @@ _LONGEST = 5  # bytes of a length: at most 2^35 - 1
 
 
 class ByteList:
-    """A list of byte strings with the two functions of a protobuf message that Flower's HTTP client calls."""
+    """A list of byte strings with the two functions of a protobuf message that Flower's HTTP client calls.
 
-    def __init__(self, parts: Sequence[Part] = ()) -> None:
-        self.parts = list(parts)
+    Args:
+        parts: The strings.
+        most: The largest number of strings that are read; None for no limit.
+    """
+
+    def __init__(self, parts: Sequence[Part] = (), most: int | None = None) -> None:
+        self.parts, self._most = list(parts), most
 
     def SerializeToString(self, **_: bool) -> bytes:  # noqa: N802  (protobuf's name)
         return b"".join(written(self.parts))
 
     def ParseFromString(self, body: bytes) -> None:  # noqa: N802
-        self.parts = list(read(body))
+        self.parts = list(read(body, self._most))
 
 
 def written(parts: Sequence[Part]) -> list[Piece]:
@@ -45,10 +50,17 @@ def written(parts: Sequence[Part]) -> list[Piece]:
     return [*found, b"".join(few)] if few else found
 
 
-def read(body: bytes) -> Iterator[memoryview]:
-    """The strings of a list. Raises `ValueError` if the body is anything else."""
-    view, at = memoryview(body), 0
+def read(body: bytes, most: int | None = None) -> Iterator[memoryview]:
+    """The strings of a list. Raises `ValueError` if the body is anything else, or has more than `most` strings.
+
+    An empty string has two bytes in the body and takes a hundred times as many here, so whoever reads the body of a
+    stranger must limit their number.
+    """
+    view, at, count = memoryview(body), 0, 0
     while at < len(view):
+        if count == most:
+            raise ValueError(f"a list has at most {most} parts here")
+        count += 1
         size, start = _length(view, at + 1)
         if view[at] != _STRING or start + size > len(view):
             raise ValueError("it is not a list of byte strings")

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import itertools
 import json
 import math
 import re
@@ -136,11 +135,8 @@ class Channel:
             if call is None:
                 stored = await self._stored(request.scope[NODE], [memoryview(await _body(request))], announced)
                 return Response(stored.SerializeToString(), media_type="application/x-protobuf")
-            parts = read(await _body(request))
-            given = list(itertools.islice(parts, CALL_PARTS) if path.startswith(PARTY) else parts)
-            if next(parts, None) is not None:
-                raise ValueError(f"a party's call has at most {CALL_PARTS} parts")
-            found = await call(request, given)
+            given = read(await _body(request), CALL_PARTS if path.startswith(PARTY) else None)
+            found = await call(request, list(given))
         except (DecodeError, ValueError, IndexError) as error:
             return Response(f"{type(error).__name__}\n", 400)
         return _ListResponse(found)

@@ -11,12 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.wire import WireError
 from .access_control import ABOUT, PARTY, RECEIVE, SEND, SERVER
 from .byte_lists import ByteList, Part, field
 from .download import PartsMissing, limit_responses, pull_message
-from .limits import ANSWER_BYTES, LIST_BYTES, REQUESTS_BYTES, MessageLimits
+from .limits import ANSWER_BYTES, LIST_BYTES, REQUESTS_BYTES, MessageLimits, table_bytes
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -27,7 +29,7 @@ _RETRY_SECONDS = 0.05  # between two attempts to fetch an object, which may arri
 
 def about_server(client: FleetHttpClient) -> bytes:
     """The server's time and versions, as JSON, for a party whose key is registered there."""
-    return _call(client, PARTY + ABOUT, [])[0]
+    return _call(client, PARTY + ABOUT, [], 1)[0]
 
 
 class PartyChannel:
@@ -65,9 +67,11 @@ class PartyChannel:
         said: list[Part] = [room, self._process, self._received]
         if answer is not None:
             said += self._last_part(answer)
-        found = self._attempt(_call, self._client, PARTY + RECEIVE, said)
+        found = self._attempt(_call, self._client, PARTY + RECEIVE, said, 1 + self._allowed.objects)
         if not found:
             return None
+        if len(found[0]) > table_bytes(self._allowed.objects):
+            raise WireError("the announcement of the message is larger than a message's may be")
         announced = PullMessagesResponse.FromString(found[0])
         described, name = announced.messages_list[0].metadata, announced.message_object_trees[0].object_id
         self._received = described.message_id.encode()
@@ -97,7 +101,7 @@ class PartyChannel:
             for name, content in {tree.object_id: b"", **contents}.items()  # the message itself comes first
         }
         while len(parts := _fitting(left, ANSWER_BYTES)) < len(left):
-            found = self._attempt(_call, self._client, PARTY + SEND, [announced, *parts])
+            found = self._attempt(_call, self._client, PARTY + SEND, [announced, *parts], 1)
             missing = set(PushMessagesResponse.FromString(found[0]).objects_to_push)
             if not parts or missing >= left.keys():
                 raise PartsMissing("the server did not take a part of the answer")
@@ -193,9 +197,13 @@ class ServerChannel:
                 )
 
 
-def _call(client: Any, path: str, parts: Sequence[Part]) -> list[bytes]:
-    """Make a call of the channel through one of Flower's clients, with its authentication."""
-    found = client._unary_unary(path=path, rpc_method=path, request=ByteList(parts), response_type=ByteList)
+def _call(client: Any, path: str, parts: Sequence[Part], most: int | None = None) -> list[bytes]:
+    """Make a call of the channel through one of Flower's clients, with its authentication.
+
+    Raises `ValueError` if the response has more than `most` parts; a server need not limit what its own SuperLink says.
+    """
+    response = partial(ByteList, most=most)
+    found = client._unary_unary(path=path, rpc_method=path, request=ByteList(parts), response_type=response)
     return list(map(bytes, found.parts))
 
 

@@ -1,8 +1,9 @@
-"""Connections of the web server in which a request must begin in time, and with a limited head.
+"""Connections of the web server in which a request must begin in time, with a limited head, and responses be read.
 
 Uvicorn reads the head of a request, that is its address and its headers, before access control can refuse the request.
 It keeps a head of any length in memory, waits for the rest of it for ever, and queues all requests that arrive while
-one is answered. So anybody who reaches the port could fill the memory. Here such connections are closed (`limits`).
+one is answered. It also waits for ever for somebody who does not read the responses. So anybody who reaches the port
+could fill the memory and occupy all connections. Here such connections are closed (`limits`).
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from typing import Any
 from uvicorn.config import HTTP_PROTOCOLS, WS_PROTOCOLS
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .limits import HEAD_BYTES, HEAD_SECONDS, QUEUED_REQUESTS
+from .limits import HEAD_BYTES, HEAD_LINES, HEAD_SECONDS, QUEUED_REQUESTS, SENT_SECONDS
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """A connection that is closed if the head of its next request is too long or does not arrive in time."""
+    """A connection that is closed if the head of its next request is too long or late, or a response is not read."""
 
-    head_seconds = HEAD_SECONDS
+    head_seconds, sent_seconds = HEAD_SECONDS, SENT_SECONDS
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None  # runs while so much waits to be sent that Uvicorn sends no more
     _head = 0  # bytes that arrived since the last complete head or part of a body; those of trailers count as well
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in Uvicorn
@@ -29,6 +31,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        self.resume_writing()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -37,9 +40,23 @@ class LimitedConnection(HttpToolsProtocol):
         if self._head > HEAD_BYTES:
             self.transport.abort()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread = self.loop.call_later(self.sent_seconds, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        super().resume_writing()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if len(self.headers) >= HEAD_LINES:
+            raise ValueError("too many headers")  # the parser stops, and the connection is closed
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= QUEUED_REQUESTS:
-            raise ValueError("too many requests in a queue")  # the parser stops, and the connection is closed
+            raise ValueError("too many requests in a queue")
         self._head = 0
         self._expect_nothing()
         super().on_headers_complete()

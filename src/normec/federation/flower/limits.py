@@ -4,8 +4,8 @@ Nobody may exhaust the memory, the disk or the connections of another by what th
 
 | who is protected | from whom | by which limits |
 | --- | --- | --- |
-| the SuperLink's memory | anybody who reaches its port | `HEAD_BYTES` and `QUEUED_REQUESTS` |
-| the SuperLink's connections | anybody who reaches its port and sends slowly | `HEAD_SECONDS` |
+| the SuperLink's memory | anybody who reaches its port | `HEAD_BYTES`, `HEAD_LINES` and `QUEUED_REQUESTS` |
+| the SuperLink's connections | anybody who sends slowly, or does not read | `HEAD_SECONDS` and `SENT_SECONDS` |
 | the SuperLink's memory | a party | `BODY_BYTES`, `LIST_BYTES` and `CALL_PARTS` of a request, `REQUESTS_AT_ONCE` |
 | the SuperLink's connections | a party that sends slowly | `BODY_SECONDS` |
 | the SuperLink's memory | a party that does not read responses | `SENT_BYTES` and `SENT_SECONDS` |
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 
 # Requests to the port of a SuperLink or SuperNode, before it is known who sends them (`http_connections`)
 HEAD_BYTES = 2**16  # of the address and the headers of a request
+HEAD_LINES = 2**7  # headers of a request; those of Flower's clients have about a dozen
 HEAD_SECONDS = 30.0  # time in which they must arrive
 QUEUED_REQUESTS = 4  # that arrive over a connection while one before them is answered; clients of Flower send none
 
@@ -35,7 +36,7 @@ LIST_BYTES = 2**16  # of the list of an answer's objects: about a thousand of th
 CALL_PARTS = 2**10  # parts of a call of the channel
 REQUESTS_AT_ONCE = 32  # of one party; Flower's SuperNode sends a few objects in parallel
 SENT_BYTES = 2**18  # of a response that are sent before the party has read what came before them
-SENT_SECONDS = 120.0  # time in which a party must read so many bytes
+SENT_SECONDS = 120.0  # time in which so many bytes must be read
 
 # Objects that travel together with their messages (`channel`, `channel_clients`)
 RESPONSE_BYTES = 2**26  # of the objects in one response of the SuperLink
