@@ -9,7 +9,6 @@ from typing import Annotated
 
 import click
 import typer
-import typer.core
 from click import ClickException
 from click.exceptions import NoArgsIsHelpError, NoSuchOption
 
@@ -18,8 +17,6 @@ from ..errors import Diverged, Interrupted, RankLost, UsageError, nearest
 from . import compare, data, federation, privacy, report, results, suggest, sweep, tag, theory, train, ui
 from . import options as o
 from .output import printable
-
-typer.core.HAS_RICH = False  # help is plain text; with Rich, typer writes "\\[default: …]" into it
 
 # Flags that other programs have under another name.
 ELSEWHERE = {"--learning-rate": "--lr", "--dataset": "--data", "--gpu": "--device", "--no-private": "--no-privacy"}

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
+import typer.core
 from typer.core import TyperCommand, TyperOption
 
 if TYPE_CHECKING:
     from ..settings.declaration import Setting
+
+typer.core.HAS_RICH = False  # help is plain text; with Rich, typer writes "\\[default: …]" into it
 
 SECTIONS = {
     "data": "Data",
