@@ -67,9 +67,9 @@ For each ε and split every method gets the same number of settings from a seede
 (rounds, step size, β or τ, and so on), and each is trained on four fifths of the training records and evaluated on the
 last fifth. The best setting is trained again on all training records with other seeds, which are the same for all
 methods. The tables show the mean on the test set in percent, and half of its 95 % confidence interval. A value is bold
-if all others are significantly worse: two methods differ significantly if they are further apart than Tukey's honestly
-significant difference, with seeds as blocks. Over conditions, mean ranks are compared by Friedman's and Nemenyi's
-tests, which take conditions to be independent; those that share a data set are not quite.
+if all others have run and are significantly worse: two methods differ significantly if they are further apart than
+Tukey's honestly significant difference, with seeds as blocks. Over conditions, mean ranks are compared by Friedman's
+and Nemenyi's tests, which take conditions to be independent; those that share a data set are not quite.
 
 The guarantee covers the training, not the choice of settings. Every record belongs to exactly one client.
 [contenders.py](contenders.py) has the methods and their ranges, [studies.py](studies.py) the studies; a new method or
@@ -193,13 +193,13 @@ def _best(comparison: Comparison, family: Family) -> str | None:
 
 def _question(conditions: Conditions, compared: Mapping[Condition, Comparison]) -> list[str]:
     """All contenders on CIFAR-10 with 10,000 clients."""
-    own = [one for one in conditions if one.study == QUESTION]
+    own, study = [one for one in conditions if one.study == QUESTION], STUDIES[QUESTION]
     if not own:
         return []
     heads = [f"{one.split}, {shown(one.epsilon)}" for one in own]
     rows = [
-        [name, *(_value(compared[one], name) if name in conditions[one] else "not run" for one in own)]
-        for name in STUDIES[QUESTION].contenders
+        [name, *(_value(compared[one], name, study) if name in conditions[one] else "not run" for one in own)]
+        for name in study.contenders
     ]
     return [
         "## Error feedback, or a step that remembers?",
@@ -226,9 +226,9 @@ def _turns(held: Sequence[Mapping[str, Record]]) -> list[str]:
     ]
 
 
-def _value(comparison: Comparison, name: str) -> str:
-    """A mean with its confidence interval, in bold if it is significantly better than all other contenders."""
-    alone = comparison.tied() == [name] and len(comparison.means) > 1
+def _value(comparison: Comparison, name: str, study: Study) -> str:
+    """A mean with its confidence interval, in bold if all others of the study have run and are significantly worse."""
+    alone = comparison.tied() == [name] and set(study.contenders) <= set(comparison.means)
     shown = f"{100 * comparison.means[name]:.1f} ± {100 * comparison.half_width:.1f}"
     return f"**{shown}**" if alone else shown
 
@@ -437,7 +437,7 @@ def _grids(study: Study, records: Sequence[Record]) -> list[str]:
         }
         compared = {e: compare(values(own)) for e, own in held.items() if own}
         rows = [
-            [name, *(_value(compared[e], name) if name in held[e] else "not run" for e in across)]
+            [name, *(_value(compared[e], name, study) if name in held[e] else "not run" for e in across)]
             for name in study.contenders
         ]
         lines += [*to_markdown((split, *map(shown, across)), rows), ""]
