@@ -136,19 +136,19 @@ class Payments:
         """Write the ledger; rounds that follow each other with the same noise share a line."""
         with Ledger(path, self.privacy, self.horizon, planned=self.planned, groups=self.groups) as ledger:
             waiting: tuple[int, Event, float] | None = None
-            seen: set[int] = set()
+            latest, repeats = -1, False  # the latest round so far; whether the round that waits was released before
             for round, event, sigma in self.made:
+                again = self.groups > 1 and round <= latest  # cycles are charged for first releases only
+                latest = max(latest, round)
                 if waiting is not None:
                     first, whole, noise = waiting
                     one = dataclasses.replace(whole, count=1)
                     follows = (one, noise, first + whole.count) == (event, sigma, round)
-                    if follows and (self.groups == 1 or (round not in seen and first + whole.count - 1 == max(seen))):
+                    if follows and not (again or repeats):
                         waiting = first, dataclasses.replace(whole, count=whole.count + 1), noise
-                        seen.add(round)
                         continue
                     ledger.reserve(*waiting)
-                waiting = round, event, sigma
-                seen.add(round)
+                waiting, repeats = (round, event, sigma), again
             if waiting is not None:
                 ledger.reserve(*waiting)
 
