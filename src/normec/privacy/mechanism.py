@@ -479,7 +479,7 @@ class Mechanism:
         if self.privacy.trust == "local" and not variance:
             return sums if self._sum is None else self._sum
         if isinstance(self._source, GridNoise) and self.banded is not None:
-            return self._row_on_grid(self._source, self.banded, sums, share)
+            return self._row_on_grid(self._source, self.banded, sums)
         if isinstance(self._source, GridNoise):
             scale = math.sqrt(share) * sigma / self._sum_step
             noise = torch.from_numpy(self._source.integers(len(sums), scale))
@@ -502,10 +502,8 @@ class Mechanism:
         self._row = {HISTORY: correlated}
         return correlated
 
-    def _row_on_grid(self, source: GridNoise, banded: BandedNoise, sums: Tensor, share: float) -> Tensor:
-        """The row of the round: Σ κ_i S_{t−i} + round(z_t), in steps of 2^-14 of those of messages."""
-        if share != 1:
-            raise UsageError(f"noise={self.privacy.noise!r} with noise_bands works in one process; start one")
+    def _row_on_grid(self, source: GridNoise, banded: BandedNoise, sums: Tensor) -> Tensor:
+        """The row of the round: Σ κ_i S_{t−i} + round(z_t), in steps of 2^-14 of those of messages; for one process."""
         own = torch.zeros(len(sums), dtype=torch.int64) if self._sum is None else self._sum.cpu()
         self._row = {SUMS: own}
         noise = torch.from_numpy(source.integers(len(sums), self._sum_sigma / grid_step(self._sum_sigma)))

@@ -334,6 +334,11 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         notes = assumptions(problem, privacy, plan, counted, own_engine, logging.profile)
         counted_by = Path(witness) if witness is not None else None
         mechanism = mechanism_of(problem, method, plan, privacy, notes, counted_by, extension)
+        if mechanism.banded is not None and not mechanism.simulated and communicator.size > 1:
+            raise UsageError(
+                f"noise={privacy.noise!r} with noise_bands needs the sums of past rounds in one place, and there are "
+                f"{communicator.size} ranks; start one process, or leave out noise_bands"
+            )
         if extension is not None:
             refuse_hidden_growth(extension, mechanism, folder)
         if isinstance(problem, Problem):

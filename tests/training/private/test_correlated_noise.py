@@ -23,6 +23,7 @@ from normec import (
     DPSGD,
     Callback,
     Clip,
+    Compute,
     LocalSteps,
     Logging,
     Method,
@@ -42,6 +43,7 @@ from normec.privacy.ledger_verification import verified
 from normec.privacy.mechanism import Mechanism
 from normec.privacy.noise import SecureNoise
 from normec.sampling.participation import drawn_clients
+from normec.training.communicator import SingleProcess
 from normec.training.options import Options
 from normec.training.train import prepare
 
@@ -415,6 +417,14 @@ def test_runs_that_no_rule_covers(privacy: dict[str, Any], more: dict[str, Any],
     stated: dict[str, Any] = {"sigma": SIGMA, "trust": "central", **privacy}
     with pytest.raises(UsageError, match=why):
         run(DPSGD(Clip(1.0)), Privacy(**stated), 10, **more)
+
+
+def test_real_noise_over_several_ranks_is_refused() -> None:
+    class TwoRanks(SingleProcess):
+        size = 2
+
+    with pytest.raises(UsageError, match="needs the sums of past rounds in one place, and there are 2 ranks"):
+        run(DPSGD(Clip(1.0)), SECURE, 10, compute=Compute(communicator=TwoRanks()))
 
 
 def shrunk(bands: int, workload: Any) -> tuple[int, ...]:  # noqa: ARG001
