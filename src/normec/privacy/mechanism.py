@@ -215,8 +215,8 @@ class Mechanism:
             step = grid_step(self.release.sum_sigma(self.sigma))
             if not most / step * sum(map(abs, banded.coefficients)) / ONE < LARGEST_ROW:
                 raise UsageError(
-                    f"sigma = {self.sigma:g} is too small for the rows of correlated noise on a grid of integers; "
-                    "raise sigma, or leave out noise_bands"
+                    f"messages of up to {self.release.bound:g} under sigma = {self.sigma:g} do not fit into the 64 "
+                    "bits of correlated noise on a grid; raise sigma, or leave out noise_bands"
                 )
         return banded
 
@@ -230,6 +230,11 @@ class Mechanism:
         if self.banded is None:
             return
         if coefficients is not None:
+            if len(coefficients) != self.banded.bands:
+                raise UsageError(
+                    f"the checkpoint has {len(coefficients)} coefficients of correlated noise, and the run has "
+                    f"{self.banded.bands}; restore the run's folder from a backup"
+                )
             self.banded = BandedNoise(coefficients)
         self._past = past
 

@@ -382,7 +382,7 @@ def _notes(
     sampling = setting.sampling if privacy.unit == "client" else setting.batch
     if sampling.rate < 1 and not sampling.claims:
         notes.append("sampling is counted without any gain: every round as if the protected unit had taken part")
-    if setting.sampling.rate < 1 and privacy.trust == "secure-sum":
+    if (setting.sampling.rate < 1 or setting.groups > 1) and privacy.trust == "secure-sum":
         notes.append("every client adds its noise in every round, drawn or not")
     if privacy.unit == "record" and privacy.record_clip is None:
         notes.append(
@@ -397,7 +397,7 @@ def _notes(
     if privacy.correlates:
         notes.append(
             f"the noise is correlated over {privacy.bands_of(setting.groups)} rounds by public coefficients; the "
-            "folder's checkpoints hold the noise of past rounds"
+            "folder's checkpoints hold what would remove it"
         )
     if not privacy.is_target:
         notes.append("the noise was given, not derived from a target: epsilon is what it amounts to, not a promise")

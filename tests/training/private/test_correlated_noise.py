@@ -217,6 +217,18 @@ def test_coefficients_that_are_not_normalised_would_break_the_account(monkeypatc
     assert epsilon_by_matrices(mechanism, Rotation(GROUPS), 10) > 1.1 * claimed
 
 
+def test_coefficients_of_another_number_of_bands_are_refused() -> None:
+    mechanism = mechanism_of(DPSGD(Clip(1.0)), rounds=10)
+    with pytest.raises(UsageError, match="has 2 coefficients of correlated noise, and the run has 3"):
+        mechanism.correlate({}, [ONE // 2, ONE // 2])
+
+
+def test_noise_that_is_far_too_small_does_not_fit_on_the_grid() -> None:
+    tiny = Privacy(sigma=1e-11, trust="central", noise_bands="best", noise="secure")
+    with pytest.raises(UsageError, match="do not fit into the 64 bits"):
+        mechanism_of(DPSGD(Clip(1.0)), tiny, rounds=10)
+
+
 def test_coins_in_a_group_are_counted_by_privacy_loss_distributions() -> None:
     rate, rounds = 0.4, 9
     privacy = Privacy(sigma=SIGMA, trust="central", noise_bands="best", sampling=rate)
