@@ -98,16 +98,17 @@ def test_the_covariance_over_rounds_is_that_of_the_inverse_matrix() -> None:
     assert np.abs((np.cov(np.array(seen), bias=True) - expected) / spread).max() < 5
 
 
-def test_sums_of_past_integers_are_exact() -> None:
+def test_terms_of_integers_are_rounded_down_one_by_one() -> None:
     draw, noise = np.random.default_rng(0), BandedNoise([11000, 8000, -5000, 3000])
     table, past = noise.empty_table(5, torch.int64, torch.device("cpu")), []
     for t in range(9):
         expected = [0] * 5
         for back, kappa in enumerate(noise.coefficients[1:], 1):
             if back <= t:
-                expected = [one + kappa * int(two) for one, two in zip(expected, past[t - back], strict=True)]
+                expected = [one + kappa * int(two) // ONE for one, two in zip(expected, past[t - back], strict=True)]
         assert noise.of_past(table, t).tolist() == expected
-        past.append(draw.integers(-(2**40), 2**40, 5))
+        past.append(draw.integers(-(2**46), 2**46, 5))
+        assert noise.of_round(torch.from_numpy(past[t])).tolist() == [11000 * int(one) // ONE for one in past[t]]
         noise.keep(table, t, torch.from_numpy(past[t]))
 
 

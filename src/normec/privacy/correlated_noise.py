@@ -19,8 +19,8 @@ a recursion like that of w, its variance per coordinate, averaged over T iterate
 x)^{−1/2}, the square root of the prefix sums, and follows L-BFGS in double precision; the gradient is that of the two
 recursions. E counts the noise that the run adds to its iterates. How later gradients respond to it is not part of it.
 
-Coefficients are fractions κ_i/2^14 with integers κ_i, rounded towards zero. So ‖c‖ <= 1 holds exactly, and noise on a
-grid of integers can use the same ones.
+Coefficients are fractions κ_i/2^14 with integers κ_i, rounded towards zero, so that ‖c‖ <= 1 holds exactly. Noise on a
+grid uses the same ones: there c_i S is ⌊κ_i S/2^14⌋ for an integer S.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, at_least, needed
-from .grid_account import COEFFICIENT_BITS
 
+COEFFICIENT_BITS = 14  # coefficients are multiples of 2^-14
 ONE = 2**COEFFICIENT_BITS
 HISTORY, SUMS = "history", "sums"  # the tables of past rounds: noise or noisy sums, and sums without noise on a grid
 
@@ -92,15 +92,24 @@ class BandedNoise:
             table[round % (self.bands - 1)] = row.to(table)
 
     def of_past(self, table: Tensor, round: int) -> Tensor:
-        """Σ_{i>=1} c_i row_{round−i} of a table of floating-point numbers, or Σ κ_i row_{round−i} of integers."""
+        """Σ_{i>=1} c_i row_{round−i} of a table; each term of a table of integers is rounded down."""
         past = self.bands - 1
         order = [(round - i) % past for i in range(1, self.bands)]
         if not table.is_floating_point():
-            scales = torch.tensor(self.coefficients[1:], dtype=table.dtype, device=table.device)
-            return (scales[:, None] * table[order]).sum(0)
+            return self._floors(self.coefficients[1:], table[order]).sum(0)
         held = torch.empty(past, dtype=torch.float64)
         held[order] = torch.from_numpy(self.fractions[1:])
         return held.to(table) @ table
+
+    def of_round(self, row: Tensor) -> Tensor:
+        """⌊c_0 row⌋ of integers."""
+        return self._floors(self.coefficients[:1], row[None])[0]
+
+    @staticmethod
+    def _floors(kappa: Sequence[int], rows: Tensor) -> Tensor:
+        """⌊κ_i row_i/2^14⌋ of rows of integers."""
+        scales = torch.tensor(kappa, dtype=torch.int64, device=rows.device)
+        return (scales[:, None] * rows) >> COEFFICIENT_BITS
 
     def noise(self, independent: Tensor, table: Tensor, round: int) -> Tensor:
         """w_t from the independent noise z_t of a round and a table with w of the rounds before."""

@@ -14,7 +14,6 @@ import numpy as np
 from ..errors import UsageError, at_least, non_negative, positive
 
 GRID_BITS = 30  # the step of a message's own grid is at most 2^-30 of its noise
-COEFFICIENT_BITS = 14  # the coefficients of correlated noise are multiples of 2^-14
 SUM_GRID_BITS = 24  # the step of a sum's grid is at most 2^-24 of the noise of the whole sum
 
 

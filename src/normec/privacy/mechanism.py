@@ -59,7 +59,7 @@ from .rules import release
 from .secure_sum import SumGrid
 from .statement import Privacy
 
-LARGEST_ROW = 2**61  # of the integers of a row of correlated noise
+LARGEST_SUM = 2**62 // ONE  # of messages on a grid under correlated noise, which multiplies them by coefficients
 SHORTEST_BOUND = 1e-15  # the square of a shorter length is no normal number of float32, and no check would see it
 
 
@@ -211,12 +211,11 @@ class Mechanism:
             return None
         banded = BandedNoise(best_coefficients(bands, self.setting.workload))
         if isinstance(self._source, GridNoise):
-            most = self.setting.clients * self.release.bound * self.release.heaviest
-            step = grid_step(self.release.sum_sigma(self.sigma))
-            if not most / step * sum(map(abs, banded.coefficients)) / ONE < LARGEST_ROW:
+            most = math.ceil(self.setting.clients / self.setting.groups) * self.release.bound * self.release.heaviest
+            if not most / grid_step(self.release.sum_sigma(self.sigma)) < LARGEST_SUM:
                 raise UsageError(
-                    f"messages of up to {self.release.bound:g} under sigma = {self.sigma:g} do not fit into the 64 "
-                    "bits of correlated noise on a grid; raise sigma, or leave out noise_bands"
+                    f"sums of messages of up to {self.release.bound:g} under sigma = {self.sigma:g} do not fit into "
+                    "the 64 bits of correlated noise on a grid; raise sigma, or leave out noise_bands"
                 )
         return banded
 
@@ -274,8 +273,6 @@ class Mechanism:
     @property
     def _sum_step(self) -> float:
         """The step of the grid of the sum in the round that was paid for last."""
-        if self.banded is not None:  # a row has integer multiples of messages, and steps that are finer by that much
-            return float(grid_step(self._sum_sigma) * ONE)
         if self.privacy.trust != "secure-sum" or self.privacy.noise == "exact":
             return grid_step(self._sum_sigma)
         return self._step_of(self.round_sigma)
@@ -508,12 +505,12 @@ class Mechanism:
         return correlated
 
     def _row_on_grid(self, source: GridNoise, banded: BandedNoise, sums: Tensor) -> Tensor:
-        """The row of the round: Σ κ_i S_{t−i} + round(z_t), in steps of 2^-14 of those of messages; for one process."""
+        """The row of the round, Σ ⌊c_i S_{t−i}⌋ + round(z_t), in a run of one process."""
         own = torch.zeros(len(sums), dtype=torch.int64) if self._sum is None else self._sum.cpu()
         self._row = {SUMS: own}
-        noise = torch.from_numpy(source.integers(len(sums), self._sum_sigma / grid_step(self._sum_sigma)))
+        noise = torch.from_numpy(source.integers(len(sums), self._sum_sigma / self._sum_step))
         past = banded.of_past(self._past[SUMS], self._paid or 0)
-        return (banded.coefficients[0] * own + past + noise).to(sums.device)
+        return (banded.of_round(own) + past + noise).to(sums.device)
 
     def variance_of_sum(self, variance: float) -> float:
         """The variance per coordinate of the noise in a round's sum.
@@ -529,7 +526,7 @@ class Mechanism:
         if whole.is_floating_point():
             return whole
         if self.banded is not None:
-            row = whole.cpu().to(torch.float64) * grid_step(self._sum_sigma)
+            row = whole.cpu().to(torch.float64) * self._sum_step
             released = self.banded.noise(row, self._past[HISTORY], self._paid or 0)
             self._row[HISTORY] = released
             return released.to(like)

@@ -44,6 +44,7 @@ class Release:
         schedule: s_k = σ_k/σ of each round; None if the noise is constant.
         relative: σ_i/σ of each client's own noise (rule C1); None if all clients add σ.
         groups: The number of groups of clients that take turns (rule P1).
+        row_surcharge: What rounding rows of correlated noise adds to Δ_k (rule M1), divided by σ.
 
     Example:
         >>> run = Release(Sensitivity(cap=1.0), gain=10.0, drawn=10.0, rate=1.0, rounds=100)
@@ -64,6 +65,7 @@ class Release:
     schedule: tuple[float, ...] | None = None
     relative: tuple[float, ...] | None = None
     groups: int = 1
+    row_surcharge: float = 0.0
 
     @property
     def turns(self) -> int:
@@ -89,7 +91,7 @@ class Release:
         if self.schedule is not None:
             self._check_scheduled(first + rounds)
             noise *= self.schedule[first : first + rounds]
-        moved = np.minimum(self.sensitivity.cap, sensitivity + self.surcharge * noise)
+        moved = np.minimum(self.sensitivity.cap, sensitivity + self.surcharge * noise) + self.row_surcharge * noise
         return np.asarray(self.gain * noise / moved, dtype=np.float64)
 
     def _check_scheduled(self, rounds: int) -> None:

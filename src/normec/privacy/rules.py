@@ -75,9 +75,11 @@ M1 correlated noise (noise_bands), trust "central", with P1: the sums are releas
    Repeated rounds: a row that is drawn again, with a fresh z_t, moves by |c_i|‖v‖ <= Δ for the one turn of client i
    that it contains. Every message of a client has one row for each i that is paid with its own turn, and all further
    rows that contain it are repetitions, each of which is paid in full.
-   On a grid, for noise that is not seeded, c_i = κ_i/2^14 with integers κ_i, and the row is an integer Σ_i κ_i S_{t−i}
-   + round(z_t), with S_t the sum of messages that are rounded to 2^14 steps; this is round(y_t) (claim 3 of
-   `rounding_grid`), and what the server uses is computed from such rows alone.
+   On a grid, for noise that is not seeded, the c_i are multiples of 2^-14, the sums S_t of the rounded messages are
+   integers, and the row is Σ_i ⌊c_i S_{t−i}⌋ + round(z_t) in steps of the grid; this is a function of Σ_i ⌊c_i S_{t−i}⌋
+   + z_t (claim 3 of `rounding_grid`), and what the server uses is computed from such rows alone. Rounding down moves
+   two values apart by less than a step in each coordinate, in the one term of a row that client i changes: a block
+   moves by less than ‖c‖‖v‖ + step·√(Bd), and Δ + 2^-30·√(Bd)·σ_eff is accounted for.
 
 N1 noise schedules: σ_k = σ s_k with public s_k (`noise_schedule`). Given the past, round k shows a Gaussian of its own
    σ_k, so adaptive composition holds with each round's own multiplier: μ² = Σ_k (Δ_k/σ_k)² without amplification, and
@@ -111,7 +113,7 @@ from typing import NoReturn
 import numpy as np
 
 from .facts import Facts, Refused, Setting
-from .grid_account import COEFFICIENT_BITS, GRID_BITS, SUM_GRID_BITS, delta_surcharge
+from .grid_account import GRID_BITS, SUM_GRID_BITS, delta_surcharge
 from .noise_schedule import BEST, CONSTANT, LEVELS, relative_noise
 from .record_sensitivity import Sensitivity
 from .release import Release
@@ -181,6 +183,7 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         schedule=schedule,
         relative=relative,
         groups=setting.groups,
+        row_surcharge=_row_surcharge(privacy, setting, drawn),
     )
 
 
@@ -365,8 +368,16 @@ def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, dra
     if setting.dimension is None:
         kind = "trust='secure-sum'" if summed else f"noise={privacy.noise or 'secure'!r}"
         _refuse(f"{kind} with record_clip needs the message's dimension to account for its grid")
-    coarser = COEFFICIENT_BITS if privacy.correlates else 0
-    return drawn * math.sqrt(setting.dimension) * 2.0 ** -(SUM_GRID_BITS if summed else GRID_BITS - coarser)
+    return drawn * math.sqrt(setting.dimension) * 2.0 ** -(SUM_GRID_BITS if summed else GRID_BITS)
+
+
+def _row_surcharge(privacy: Privacy, setting: Setting, drawn: float) -> float:
+    """M1: what rounding the rows of correlated noise to a grid adds to Δ, in units of one client's σ."""
+    if not privacy.correlates or privacy.noise == "seeded":
+        return 0.0
+    if setting.dimension is None:
+        _refuse(f"noise={privacy.noise or 'secure'!r} with noise_bands needs the message's dimension")
+    return drawn * math.sqrt(privacy.bands_of(setting.groups) * setting.dimension) * 2.0**-GRID_BITS
 
 
 def _notes(

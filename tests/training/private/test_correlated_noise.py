@@ -224,7 +224,7 @@ def test_coefficients_of_another_number_of_bands_are_refused() -> None:
 
 
 def test_noise_that_is_far_too_small_does_not_fit_on_the_grid() -> None:
-    tiny = Privacy(sigma=1e-11, trust="central", noise_bands="best", noise="secure")
+    tiny = Privacy(sigma=1e-7, trust="central", noise_bands="best", noise="secure")
     with pytest.raises(UsageError, match="do not fit into the 64 bits"):
         mechanism_of(DPSGD(Clip(1.0)), tiny, rounds=10)
 
@@ -326,7 +326,7 @@ SECURE = Privacy(sigma=SIGMA, trust="central", noise_bands="best", noise="secure
 
 
 def test_noise_on_a_grid_gives_integer_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run by hand in Python's integers: rows Σ κ_i S_{t−i} + z_t, and the sums that follow from them."""
+    """The run by hand in Python's integers: rows Σ ⌊κ_i S_{t−i}/2^14⌋ + z_t, and the sums that follow from them."""
     drawn = fixed_integers(monkeypatch)
     method, rounds = DPSGD(Clip(1.0), momentum=0.8), 30
     found = run(method, SECURE, rounds, out=tmp_path / "run")
@@ -337,18 +337,21 @@ def test_noise_on_a_grid_gives_integer_rows(tmp_path: Path, monkeypatch: pytest.
     for t in range(rounds):
         members = [i for i in range(N) if i % GROUPS == t % GROUPS]
         messages = [clipped(by_hand.x - CENTRES[i]) * (1 - (D + 8) * 2.0**-52) for i in members]
-        sums.append(sum(np.trunc(one / (fine * ONE)).astype(np.int64) for one in messages))
-        row = drawn[t] + sum(one * sums[t - back] for back, one in enumerate(kappa) if back <= t)
+        sums.append(sum(np.trunc(one / fine).astype(np.int64) for one in messages))
+        row = drawn[t] + sum(one * sums[t - back] // ONE for back, one in enumerate(kappa) if back <= t)
         past = sum(one * released[t - back] for back, one in enumerate(kappa) if 1 <= back <= t)
         released.append((row * fine * ONE - past) / kappa[0])
         by_hand.move(released[t])
     assert len(drawn) == rounds
-    assert np.abs(found.x.numpy() - by_hand.x).max() < 1e-6  # single messages may round to a neighbouring integer
+    assert np.abs(found.x.numpy() - by_hand.x).max() < 1e-7  # messages may round to a neighbouring integer
     kept = load_file(next((tmp_path / "run" / "checkpoint").glob("round-*.safetensors")))
     assert kept["noise.sums"].dtype == torch.int64
-    assert np.abs(kept["noise.sums"][(rounds - 1) % 2].numpy() - sums[-1]).max() <= 2**10
+    assert np.abs(kept["noise.sums"][(rounds - 1) % 2].numpy() - sums[-1]).max() <= 2**7
     assert found.privacy is not None
     assert not found.privacy.simulation
+    moved = 1 + 2.0**-30 * math.sqrt(3 * D) * noise  # the most that a turn moves its rows, with their rounding
+    assert found.privacy.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(10) * moved / noise, 1e-5), rel=1e-7)
+    assert found.privacy.epsilon > gaussian_epsilon(math.sqrt(10) / noise, 1e-5)
 
 
 def test_real_noise_is_drawn_again_only_for_a_round_that_is_paid_again(tmp_path: Path) -> None:
