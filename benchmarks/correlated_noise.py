@@ -115,7 +115,7 @@ def compare(
     groups: Annotated[int, typer.Option(help="Groups that take turns.")] = 16,
     epsilon: Annotated[float, typer.Option(help="Target ε.")] = 8.0,
     seeds: Annotated[int, typer.Option(help="Seeds of each condition.")] = 11,
-    lrs: Annotated[str, typer.Option(help="Step sizes, separated by commas.")] = "0.1,0.3,1,3",
+    lrs: Annotated[str, typer.Option(help="Step sizes, separated by commas.")] = "0.01,0.03,0.1,0.3",
     momentum: Annotated[float, typer.Option(help="Momentum of the server's step.")] = 0.0,
 ) -> None:
     """Train softmax regression on digits by DP-SGD, and print the median accuracy of each way at its best step size."""

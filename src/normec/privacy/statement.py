@@ -160,6 +160,7 @@ class Privacy:
                 one_of(("best",), noise_bands=self.noise_bands)
             else:
                 at_least(1, noise_bands=self.noise_bands)
+                object.__setattr__(self, "noise_bands", int(self.noise_bands))
         if self.correlates:
             if self.noise_schedule != CONSTANT:
                 raise UsageError("noise_bands goes with the same noise in every round; leave out noise_schedule")

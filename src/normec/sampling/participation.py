@@ -111,6 +111,7 @@ class Rotation:
 
     def __post_init__(self) -> None:
         at_least(1, groups=self.groups)
+        object.__setattr__(self, "groups", int(self.groups))  # NumPy's numbers become Python's, for files
         fraction(rate=self.rate)
 
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:

@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -352,6 +353,21 @@ def test_noise_on_a_grid_gives_integer_rows(tmp_path: Path, monkeypatch: pytest.
     moved = 1 + 2.0**-30 * math.sqrt(3 * D) * noise  # the most that a turn moves its rows, with their rounding
     assert found.privacy.epsilon == pytest.approx(gaussian_epsilon(math.sqrt(10) * moved / noise, 1e-5), rel=1e-7)
     assert found.privacy.epsilon > gaussian_epsilon(math.sqrt(10) / noise, 1e-5)
+
+
+def test_the_discrete_gaussian_has_the_same_rows() -> None:
+    pytest.importorskip("opendp")
+    exact = Privacy(sigma=1e-3, trust="central", noise_bands="best", noise="exact")
+    found, without = run(DPSGD(Clip(1.0)), exact, 12), run(DPSGD(Clip(1.0)), replace(exact, noise="seeded"), 12)
+    assert found.state.noise["sums"].dtype == torch.int64
+    assert 0 < float((found.x - without.x).abs().max()) < 1e-3
+
+
+def test_numbers_of_numpy_are_taken(tmp_path: Path) -> None:
+    privacy = Privacy(sigma=SIGMA, trust="central", noise_bands=np.int64(2))  # type: ignore[arg-type]
+    given = {"participation": Rotation(np.int64(3))}  # type: ignore[arg-type]
+    found = run(DPSGD(Clip(1.0)), privacy, 6, out=tmp_path / "run", **given)
+    assert torch.equal(found.x, run(DPSGD(Clip(1.0)), replace(privacy, noise_bands=2), 6).x)
 
 
 def test_real_noise_is_drawn_again_only_for_a_round_that_is_paid_again(tmp_path: Path) -> None:
