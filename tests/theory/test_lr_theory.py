@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sampling": ({"participation": Poisson(0.5)}, "full gradients"),
     "privacy": ({"privacy": Privacy(epsilon=8, trust="local")}, "without noise"),
     "given memory": ({"memory": Memory(initial=torch.zeros(650))}, "initial_memory"),
-    "another word": ({"lr": "fast"}, "unknown lr 'fast'"),
+    "another word": ({"lr": "fast"}, "lr must be a number.*got the text 'fast'"),
 }
 
 
