@@ -92,7 +92,7 @@ def mechanism_of(
         local_steps=plan.local is not None,
         weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
         message_weights=message_weights_for(method, plan, privacy),
-        groups=plan.participation.groups if isinstance(plan.participation, Rotation) else 1,
+        groups=_groups(plan),
         workload=_workload(method, plan, privacy),
     )
     name = noise_name(method, privacy, plan, setting, extension)
@@ -110,6 +110,12 @@ def message_weights_for(method: Method, plan: Plan, privacy: Privacy) -> tuple[f
             "average, or choose another noise_schedule"
         )
     return message_weights(method, [plan.step_size(k) for k in range(plan.rounds)])
+
+
+def _groups(plan: Plan) -> int:
+    """Return the number of groups that take turns; a subclass may draw whom it likes, and counts as one group."""
+    rule = plan.participation
+    return rule.groups if isinstance(rule, Rotation) and known_participation(rule) else 1
 
 
 def _workload(method: Method, plan: Plan, privacy: Privacy) -> tuple[float, ...]:

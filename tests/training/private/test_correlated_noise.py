@@ -18,6 +18,7 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 from safetensors.torch import load_file
 from scipy.stats import norm
+from torch import Tensor
 
 import normec.privacy.mechanism
 from normec import (
@@ -405,6 +406,26 @@ def test_a_stopped_rule_states_the_epsilon_of_all_turns() -> None:
     found = run(DPSGD(Clip(1.0)), rounds=12, callbacks=[Stop()])
     assert found.privacy is not None
     assert found.privacy.epsilon == pytest.approx(run(DPSGD(Clip(1.0)), rounds=12).privacy.epsilon)  # type: ignore[union-attr]
+
+
+class Everybody(Rotation):
+    """A subclass that claims turns and keeps none."""
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:  # noqa: ARG002
+        return None
+
+
+def test_a_subclass_of_turns_counts_in_full() -> None:
+    privacy = Privacy(sigma=SIGMA, trust="central")
+    found = run(DPSGD(Clip(1.0)), privacy, 12, participation=Everybody(GROUPS))
+    assert found.privacy is not None
+    assert found.privacy.epsilon == pytest.approx(
+        gaussian_epsilon(math.sqrt(12) / (SIGMA * math.sqrt(N)), 1e-5), rel=1e-6
+    )
+    with pytest.raises(UsageError, match="gains nothing where a client may take part in every round"):
+        run(DPSGD(Clip(1.0)), CENTRAL, 12, participation=Everybody(GROUPS))
+    with pytest.raises(UsageError, match="but participation is Everybody"):
+        run(DPSGD(Clip(1.0)), replace(privacy, sampling=0.5), 12, participation=Everybody(GROUPS, 0.5))
 
 
 def test_a_saved_run_has_a_ledger_of_its_turns(tmp_path: Path) -> None:
