@@ -73,14 +73,18 @@ def facts_of(method: Method, dimension: int = 1) -> Facts:
     The record rule for hidden memories is proved only for error feedback (`ErrorFeedbackScheme`). A method with a state
     of another kind has no Lipschitz constant for the rules, because a record may act through the state.
     """
-    steps = Steps(method, torch.zeros(dimension))
-    scheme = has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS, "_forgotten") and all(
-        isinstance(inspect.getattr_static(method, name), int | float) for name in ("beta", "decay")
-    )  # numbers, not properties that may say something else the next time
+    steps, scheme = Steps(method, torch.zeros(dimension)), made_of_messages(method)
     claimed = claim_covers(method, "lipschitz", *CLIENT_FUNCTIONS) and (scheme or not steps.stateful)
     lipschitz = method.lipschitz if claimed and method.lipschitz is not None else math.inf
     beta, decay = (method.beta, method.decay) if isinstance(method, ErrorFeedbackScheme) else (1.0, 0.0)
     return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)
+
+
+def made_of_messages(method: Method) -> bool:
+    """Whether a client's state is the memory of error feedback: a function of the messages that were sent alone."""
+    return has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS, "_forgotten") and all(
+        isinstance(inspect.getattr_static(method, name), int | float) for name in ("beta", "decay")
+    )  # numbers, not properties that may say something else the next time
 
 
 def refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> None:
