@@ -619,6 +619,18 @@ def test_a_bound_that_no_length_can_be_held_against_is_refused(method: Method) -
         train(of, method, lr=1e24, rounds=1, privacy=Privacy(**SUM))
 
 
+def test_a_clip_of_records_that_no_length_can_be_held_against_is_refused() -> None:
+    """At 1e-42 the factors of the clip are multiples of the smallest number of float32: shares are 2 % too long."""
+    with pytest.raises(UsageError, match="record_clip is 1e-42, and lengths below 1e-15"):
+        train(
+            classes(),
+            DPSGD(Clip(1.0)),
+            lr=1e38,
+            rounds=1,
+            privacy=Privacy(epsilon=2, unit="record", record_clip=1e-42, noise="secure"),
+        )
+
+
 class ClaimsTooMuch(Claims):
     """Its map doubles lengths, and turns round near zero."""
 

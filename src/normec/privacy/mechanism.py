@@ -154,6 +154,11 @@ class Mechanism:
                 f"{method.name} bounds its messages by {self.release.bound:g}, and lengths below {SHORTEST_BOUND:g} "
                 "vanish in single precision; raise the bound, and lower the step size by as much"
             )
+        if privacy.record_bound is not None and privacy.record_bound < SHORTEST_BOUND:
+            raise UsageError(
+                f"record_clip is {privacy.record_bound:g}, and lengths below {SHORTEST_BOUND:g} vanish in single "
+                "precision; raise it"
+            )
         if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
             refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
