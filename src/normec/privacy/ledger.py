@@ -326,10 +326,12 @@ class Ledger:
         first, *rest = self._chain.lines
         if first.get("kind") != "header" or first.get("format") != 1:
             raise LedgerDamaged(f"{self._chain.path} does not begin with a ledger's header")
-        stated = [line["privacy"] for line in rest if line["kind"] == AMENDMENT]
-        changed = self.privacy.difference(stated[-1] if stated else first["privacy"])
+        stated = [first["privacy"], *(line["privacy"] for line in rest if line["kind"] == AMENDMENT)][-1]
+        changed = self.privacy.difference(stated)
         grown = changed is not None and changed[0] == "epsilon" and None not in changed and changed[1] < changed[2]
-        if changed is not None and not (self._amend and grown):
+        if amended := self._amend and grown:  # nothing else may change together with ε
+            changed = self.privacy.difference({**stated, "epsilon": self.privacy.epsilon})
+        if changed is not None:
             name, before, now = changed
             raise UsageError(
                 f"{self._chain.path} was opened for {name} = {before!r}, got {now!r};"
@@ -339,5 +341,5 @@ class Ledger:
             if line["kind"] != AMENDMENT:
                 self._account.add(Event(line["multiplier"], line["rate"], line["count"]))
                 self._take(line, self._account)
-        if changed is not None:
+        if amended:
             self._chain.append({"kind": AMENDMENT, "privacy": self.privacy.to_dict()})
