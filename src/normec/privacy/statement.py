@@ -118,8 +118,9 @@ class Privacy:
             value: Any = getattr(self, name)
             if not isinstance(value, int | float) and hasattr(value, "__float__"):
                 object.__setattr__(self, name, _number(name, value))
-        if isinstance(self.honest, Integral) and not isinstance(self.honest, bool):
-            object.__setattr__(self, "honest", int(self.honest))
+        honest: Any = self.honest
+        if type(honest) is not bool and isinstance(honest, Integral):
+            object.__setattr__(self, "honest", int(honest))
         if self.memory is None:
             object.__setattr__(self, "memory", default_memory(self.unit, self.trust))
         if self.unit not in _CHOICES["unit"]:  # the nearest word may be the wrong unit: "patient" is close to "client"
