@@ -221,6 +221,7 @@ def sigma(protocol: Protocol, bound: float) -> float:
     privacy = Privacy(
         epsilon=protocol.formula_epsilon,
         delta=protocol.delta,
+        trust="local",
         replay="variance" if protocol.noise.endswith("variance") else "per-coordinate",
     )
     release = Release(Sensitivity(bound), gain=1.0, drawn=1.0, rate=1.0, rounds=counted, bound=bound)

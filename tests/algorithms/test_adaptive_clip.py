@@ -83,7 +83,7 @@ def by_hand(
 
 
 @pytest.mark.quick_cases(4)
-@pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13)], ids=["plain", "sum", "local"])
+@pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13, trust="local")], ids=["plain", "sum", "local"])
 @pytest.mark.parametrize("drawn", [pytest.param(None, marks=pytest.mark.slow), FixedSize(3)], ids=["all", "drawn"])
 @pytest.mark.parametrize("name", INNER)
 def test_it_follows_the_formula(name: str, drawn: FixedSize | None, privacy: Privacy | None) -> None:
@@ -190,7 +190,13 @@ def test_the_audit_does_not_refute_it() -> None:
 
 def test_a_bit_that_is_not_covered_stops_the_run() -> None:
     with pytest.raises((UsageError, normec.Diverged), match="bound"):
-        train(problem(), WithoutNoiseOnTheBit(DPSGD(Clip(1.0))), lr=LR, rounds=3, privacy=Privacy(epsilon=4))
+        train(
+            problem(),
+            WithoutNoiseOnTheBit(DPSGD(Clip(1.0))),
+            lr=LR,
+            rounds=3,
+            privacy=Privacy(epsilon=4, trust="local"),
+        )
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_epsilon_is_that_of_the_gradient_method(trust: Any) -> None:
 @pytest.mark.parametrize(
     ("how", "word"),
     [
-        ({"privacy": Privacy(epsilon=1, unit="record")}, "local steps have no rule at record level"),
+        ({"privacy": Privacy(epsilon=1, unit="record", trust="local")}, "local steps have no rule at record level"),
         ({"rounds": None, "epochs": 2}, "with local steps give rounds"),
         ({"lr": "theory"}, "full gradients"),
         ({"local": {"steps": 3}}, "local must be a normec.LocalSteps"),

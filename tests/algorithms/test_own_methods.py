@@ -67,7 +67,7 @@ def remembered(run: normec.Run) -> Any:
 
 @pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("memory", ["device", "disk"])
-@pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13)], ids=["plain", "sum", "local"])
+@pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13, trust="local")], ids=["plain", "sum", "local"])
 @pytest.mark.parametrize("drawn", [None, FixedSize(2)], ids=["all", "drawn"])
 @pytest.mark.parametrize("name", ALL)
 def test_what_a_class_defines_is_what_runs(
@@ -128,8 +128,8 @@ def test_the_optimizer_runs_it_and_saves_its_states(name: str) -> None:
 
 
 def test_a_private_run_of_one_s_own_has_the_epsilon_of_its_bound() -> None:
-    run = train(bowls(), Clip21SGDM(), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0))
-    plain = train(bowls(), ErrorFeedback(Clip(0.5)), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0))
+    run = train(bowls(), Clip21SGDM(), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0, trust="local"))
+    plain = train(bowls(), ErrorFeedback(Clip(0.5)), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0, trust="local"))
     assert run.privacy is not None
     assert plain.privacy is not None
     assert run.privacy.epsilon == plain.privacy.epsilon
@@ -279,7 +279,9 @@ def test_a_method_that_mixes_clients_has_no_epsilon(method: Method) -> None:
         with pytest.raises(UsageError, match="changes with the gradients of others"):
             train(bowls(), method, lr=0.1, rounds=3, privacy=Privacy(**SUM))
         with pytest.raises(UsageError, match="changes with the gradients of others"):
-            ClientOptimizer(nn.Linear(2, 2).parameters(), method, 0.1, privacy=Privacy(epsilon=8), rounds=3)
+            ClientOptimizer(
+                nn.Linear(2, 2).parameters(), method, 0.1, privacy=Privacy(epsilon=8, trust="local"), rounds=3
+            )
     assert train(bowls(), method, lr=0.1, rounds=3).finished
 
 
@@ -349,7 +351,7 @@ def test_the_clients_of_a_rank_are_not_seen_together_either() -> None:
 
 def test_a_long_message_in_the_opposite_direction_stops_a_private_run() -> None:
     with pytest.raises(Diverged, match="above its bound"):
-        train(bowls(), DPSGD(Backwards()), lr=0.1, rounds=1, privacy=Privacy(sigma=1.0))
+        train(bowls(), DPSGD(Backwards()), lr=0.1, rounds=1, privacy=Privacy(sigma=1.0, trust="local"))
 
 
 def test_a_server_that_was_told_of_gradients_has_no_epsilon() -> None:
@@ -476,7 +478,9 @@ def test_a_subclass_shares_no_noise_with_its_base() -> None:
 
     zeros = Problem.from_functions([lambda x: 0 * x.sum()] * 2, torch.zeros(3000, dtype=torch.float64))
     one, other = (
-        train(zeros, kind(Clip(1.0)), lr=0.1, rounds=1, seed=3, privacy=Privacy(sigma=1.0)).state.estimate
+        train(
+            zeros, kind(Clip(1.0)), lr=0.1, rounds=1, seed=3, privacy=Privacy(sigma=1.0, trust="local")
+        ).state.estimate
         for kind in (DPSGD, Silent)
     )
     assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / 3000**0.5
@@ -540,7 +544,7 @@ def test_what_a_method_keeps_in_its_attributes_reaches_neither_other_clients_nor
     run = train(slopes(1e6), Remembering(), lr=3.0, rounds=2, privacy=privacy)
     assert float(run.x[0]) == pytest.approx(-2 * (1 + 1 + 0.5), abs=1e-6)
     x = nn.Parameter(torch.zeros(3))
-    seeded = Privacy(sigma=1e-9, noise="seeded")
+    seeded = Privacy(sigma=1e-9, noise="seeded", trust="local")
     optimizer = ClientOptimizer([x], Remembering(), 2.0, clients=2, privacy=seeded, rounds=1)
     for slope in (1e6, 900.0):
         x.grad = torch.tensor([slope, 0.0, 0.0])
@@ -660,7 +664,7 @@ def classes() -> Problem:
 
 @pytest.mark.parametrize("method", [ClaimsTooMuch(), ErrorFeedback(Turned(1.0))], ids=["constant", "cocoercive"])
 def test_a_constant_that_gradients_contradict_is_refused(method: Method) -> None:
-    privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0)
+    privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="local")
     with pytest.raises(UsageError, match="states lipschitz"):
         train(classes(), method, lr=0.1, rounds=1, privacy=privacy)
 
@@ -691,7 +695,7 @@ def test_the_rule_for_records_is_for_the_memories_that_it_was_proved_for(method:
 
 
 def test_a_constant_of_one_s_own_stands_beside_its_epsilon() -> None:
-    privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0)
+    privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="local")
     said = [
         train(classes(), method, lr=0.1, rounds=1, privacy=privacy).privacy for method in (Claims(), DPSGD(Clip(1.0)))
     ]

@@ -40,7 +40,11 @@ class Scheduled(Scaling):
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_a_bound_that_grows_later_lets_no_message_out(noise: Any, tmp_path: Path) -> None:
     operator, x = Scheduled(), nn.Parameter(torch.zeros(4))
-    how: dict[str, Any] = {"privacy": Privacy(sigma=SIGMA, noise=noise), "rounds": 2, "ledger": tmp_path / "ledger"}
+    how: dict[str, Any] = {
+        "privacy": Privacy(sigma=SIGMA, noise=noise, trust="local"),
+        "rounds": 2,
+        "ledger": tmp_path / "ledger",
+    }
     optimizer = cluster.DPSGD([x], 1.0, operator, **how)
     operator.tau = 1000.0
     x.grad = torch.full((4,), 1000.0)

@@ -119,7 +119,7 @@ def test_a_state_of_two_ranks_is_no_state_of_one(done: Path) -> None:
 
 
 def test_noise_that_changes_by_step_is_refused() -> None:
-    privacy = Privacy(epsilon=8, noise="seeded", noise_schedule="linear:0.5")
+    privacy = Privacy(epsilon=8, noise="seeded", noise_schedule="linear:0.5", trust="local")
     with pytest.raises(UsageError, match="the same noise in every step"):
         cluster.NormEC([nn.Parameter(torch.zeros(2))], 0.1, 0.1, 0.1, privacy=privacy, rounds=2)
 

@@ -262,7 +262,13 @@ def test_seeded_noise_without_a_seed_comes_from_a_fresh_secret() -> None:
     for seed in (None, None, 3, 3):
         parameter = torch.nn.Parameter(torch.zeros(4))
         optimizer = cluster.NormEC(
-            [parameter], lr=1.0, alpha=0.1, beta=0.1, privacy=Privacy(epsilon=8, noise="seeded"), rounds=2, seed=seed
+            [parameter],
+            lr=1.0,
+            alpha=0.1,
+            beta=0.1,
+            privacy=Privacy(epsilon=8, noise="seeded", trust="local"),
+            rounds=2,
+            seed=seed,
         )
         parameter.grad = torch.ones(4)
         optimizer.step()

@@ -45,15 +45,15 @@ POLICY = Policy(
     methods=["normec", "clip21", "dpsgd", OWN_METHOD],
 )
 
-NOISY = Privacy(sigma=0.5, noise="secure", memory="noisy")
+NOISY = Privacy(sigma=0.5, noise="secure", memory="noisy", trust="local")
 SETTINGS: dict[str, tuple[Method, Privacy | None]] = {
     "no noise": (NormEC(0.1, 0.5, server_norm=False), None),
     "noisy memory": (NormEC(0.1, 0.5), NOISY),
     "noisy memory that forgets": (NormEC(0.1, 0.5, decay=0.1), NOISY),
-    "clean memory": (Clip21(0.5), Privacy(sigma=0.5, noise="secure", memory="clean")),
+    "clean memory": (Clip21(0.5), Privacy(sigma=0.5, noise="secure", memory="clean", trust="local")),
     "central": (NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", trust="central")),
     "a method of one's own": (registry.build(OWN_METHOD, {}), NOISY),
-    "no memory": (DPSGD(SmoothedNorm(0.1), momentum=0.5), Privacy(sigma=0.5, noise="secure")),
+    "no memory": (DPSGD(SmoothedNorm(0.1), momentum=0.5), Privacy(sigma=0.5, noise="secure", trust="local")),
 }
 
 

@@ -26,7 +26,9 @@ class HostileServer:
     number: str = "0" * 16
     node: str = "a"
     method: Method = METHOD
-    privacy: Privacy | None = field(default_factory=lambda: Privacy(sigma=SIGMA, noise="secure", memory="noisy"))
+    privacy: Privacy | None = field(
+        default_factory=lambda: Privacy(sigma=SIGMA, noise="secure", memory="noisy", trust="local")
+    )
     sigma: float = SIGMA
     dropped: str = ""
     token: str = ""

@@ -43,7 +43,7 @@ def server(folder: Path, run: str, privacy: Privacy | None, method: Method | Non
 
 
 def test_a_ledgers_epsilon_is_printed_under_no_other_name(tmp_path: Path) -> None:
-    secure = Privacy(sigma=SIGMA, noise="secure", memory="noisy")
+    secure = Privacy(sigma=SIGMA, noise="secure", memory="noisy", trust="local")
     assert isinstance(server(tmp_path, "r", secure).ask(), Reply)
     found = spending(tmp_path, ALL)
     assert found["epsilon"] == found["epsilons"]["client"] == pytest.approx(gaussian.epsilon(1 / SIGMA, ALL.delta))
@@ -75,7 +75,9 @@ def test_messages_without_noise_are_counted_when_their_runs_are_removed(tmp_path
     bare = server(tmp_path, "bare", None, GD())
     for _ in range(3):
         assert isinstance(bare.ask(), Reply)
-    assert isinstance(server(tmp_path, "noisy", Privacy(sigma=SIGMA, noise="secure", memory="noisy")).ask(), Reply)
+    assert isinstance(
+        server(tmp_path, "noisy", Privacy(sigma=SIGMA, noise="secure", memory="noisy", trust="local")).ask(), Reply
+    )
     before = spending(tmp_path, ALL)
     assert (before["releases"], before["without_noise"]) == (1, 3)
     assert sorted(part["without_noise"] for part in before["runs"].values()) == [0, 3]
@@ -96,9 +98,9 @@ def test_a_failed_computation_without_noise_is_no_message(tmp_path: Path) -> Non
 
 def test_an_account_tells_messages_of_different_protection_apart(tmp_path: Path) -> None:
     for run, privacy in {
-        "local": Privacy(sigma=SIGMA, noise="secure", memory="noisy"),
+        "local": Privacy(sigma=SIGMA, noise="secure", memory="noisy", trust="local"),
         "central": Privacy(sigma=SIGMA, noise="secure", trust="central"),
-        "seeded": Privacy(sigma=SIGMA, noise="seeded", memory="noisy"),
+        "seeded": Privacy(sigma=SIGMA, noise="seeded", memory="noisy", trust="local"),
     }.items():
         assert isinstance(server(tmp_path, run, privacy).ask(), Reply)
     found = spending(tmp_path, ALL)
@@ -118,7 +120,7 @@ def test_a_flooded_journal_hides_neither_itself_nor_a_lost_ledger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(journal, "MOST_BYTES", 2000)
-    asking = server(tmp_path, "r", Privacy(sigma=SIGMA, noise="secure", memory="noisy"))
+    asking = server(tmp_path, "r", Privacy(sigma=SIGMA, noise="secure", memory="noisy", trust="local"))
     assert not asking.party.folder.joinpath("events.jsonl").exists()
     for _ in range(50):
         assert isinstance(asking.send(asking.fields(privacy__sigma=0.001)), Refusal)

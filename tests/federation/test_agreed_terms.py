@@ -25,7 +25,7 @@ POLICY = Policy(epsilon=8.0, methods=["normec", "clip21"], trusts=["local", "cen
 
 
 def first() -> Request:
-    terms = PrivacyTerms.of(Privacy(sigma=SIGMA, noise="secure", memory="noisy"), SIGMA, METHOD)
+    terms = PrivacyTerms.of(Privacy(sigma=SIGMA, noise="secure", memory="noisy", trust="local"), SIGMA, METHOD)
     plan = PlanTerms(seed=7, batch_size=0, rounds=1000)
     return Request("trial~0", "a", 0, 0, 3, zeros(DIMENSION), MethodTerms.of(METHOD), terms, plan, Record())
 

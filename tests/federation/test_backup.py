@@ -151,7 +151,7 @@ def test_the_charge_covers_what_was_lost_at_every_delta_and_with_later_messages(
 ) -> None:
     """The budget was spent at a δ of its own, and then δ is changed in the policy."""
     rules, folder = policy(tmp_path, delta=delta, relation=relation), tmp_path / "state"
-    stated: Any = {"sigma": 2.5, "noise": "secure", "memory": "noisy", "relation": relation}
+    stated: Any = {"sigma": 2.5, "noise": "secure", "memory": "noisy", "relation": relation, "trust": "local"}
     server = HostileServer(Party(folder, rules, Quadratic(), node="a"), zeros(DIMENSION), privacy=Privacy(**stated))
     server.sigma = 2.5
     assert isinstance(server.ask(), Reply)

@@ -138,7 +138,7 @@ def test_a_restarted_federation_goes_on_to_the_same_bits(name: str, tmp_path: Pa
 def test_a_state_that_the_server_cannot_follow_is_lost_with_the_disk(name: str, tmp_path: Path) -> None:
     method, changes, _ = CASES[name]
     federation = Hospitals(
-        tmp_path, method, 9, Privacy(sigma=3.0, noise="secure"), POLICY, plan_changes=changes, minimum=2
+        tmp_path, method, 9, Privacy(sigma=3.0, noise="secure", trust="local"), POLICY, plan_changes=changes, minimum=2
     )
     federation.round()
     shutil.rmtree(federation.home("b"))
@@ -182,7 +182,7 @@ def test_any_threshold_gets_a_message_within_the_bound_that_is_paid_for(threshol
     server = HostileServer(
         Party(tmp_path, POLICY, Quadratic(), node="a"), zeros(DIMENSION), method=method, sigma=1e-3 * 1.5
     )
-    server.privacy = Privacy(sigma=1e-3 * 1.5, noise="secure", memory="noisy")
+    server.privacy = Privacy(sigma=1e-3 * 1.5, noise="secure", memory="noisy", trust="local")
     answer = server.ask(public=np.array([threshold]))
     assert isinstance(answer, Reply)
     assert len(answer.message) == DIMENSION + 1

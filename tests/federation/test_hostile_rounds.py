@@ -114,13 +114,13 @@ def test_any_size_of_number_in_x_gets_a_finite_message(dtype: type, tmp_path: Pa
 
 def test_noise_that_nobody_asked_for_is_secure() -> None:
     method = NormEC(0.1, 0.5)
-    assert PrivacyTerms.of(Privacy(sigma=1.0), 1.0, method).noise == "secure"
+    assert PrivacyTerms.of(Privacy(sigma=1.0, trust="local"), 1.0, method).noise == "secure"
 
 
 @pytest.mark.parametrize("simulation", [False, True])
 def test_seeded_noise_needs_the_partys_consent(simulation: bool, tmp_path: Path) -> None:
     asking = server(tmp_path, POLICY.model_copy(update={"simulation": simulation}))
-    asking.privacy = Privacy(sigma=SIGMA, noise="seeded", memory="noisy")
+    asking.privacy = Privacy(sigma=SIGMA, noise="seeded", memory="noisy", trust="local")
     answer = asking.ask()
     assert isinstance(answer, Reply if simulation else Refusal)
     assert read_releases(tmp_path).count() == simulation

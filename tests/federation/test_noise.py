@@ -77,7 +77,7 @@ def looks_like(noise: Tensor, sigma: float) -> None:
 
 @pytest.mark.parametrize("kind", ["secure", "seeded"])
 def test_local_noise_is_each_partys_own(kind: str, tmp_path: Path) -> None:
-    server, sent = one_round(tmp_path, Privacy(sigma=SIGMA, noise=kind, memory="noisy"))  # type: ignore[arg-type]
+    server, sent = one_round(tmp_path, Privacy(sigma=SIGMA, noise=kind, memory="noisy", trust="local"))  # type: ignore[arg-type]
     clean = {node: message_of(i, torch.zeros(DIMENSION)) for i, node in enumerate(NODES)}
     noises = {node: sent[node] - clean[node] for node in NODES}
     for noise in noises.values():
@@ -108,7 +108,7 @@ def test_central_noise_is_one_draw_at_the_server(kind: str, tmp_path: Path) -> N
 
 
 def test_two_messages_of_one_party_share_no_noise(tmp_path: Path) -> None:
-    privacy = Privacy(sigma=SIGMA, memory="noisy")
+    privacy = Privacy(sigma=SIGMA, memory="noisy", trust="local")
     noises = []
     for run in ("first", "second"):
         server = Coordinator(
@@ -134,7 +134,10 @@ def test_two_messages_of_one_party_share_no_noise(tmp_path: Path) -> None:
     [
         (Privacy(sigma=1.0, trust="secure-sum"), "use SumCoordinator"),
         (Privacy(sigma=1.0, trust="central", sampling=0.5), "no amplification by sampling"),
-        (Privacy(sigma=1.0, unit="record", record_clip=1.0), "give records, one number for each party or one for all"),
+        (
+            Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="local"),
+            "give records, one number for each party or one for all",
+        ),
         (Privacy(sigma=1.0, trust="central", memory="noisy"), "re-sends each client's noise"),
     ],
 )
@@ -160,7 +163,7 @@ def test_weighted_central_noise_covers_the_heaviest_party(kind: str, tmp_path: P
 
 
 def test_weights_do_not_change_a_local_account(tmp_path: Path) -> None:
-    server, sent = one_round(tmp_path, Privacy(sigma=SIGMA, noise="secure", memory="noisy"), WEIGHTS)
+    server, sent = one_round(tmp_path, Privacy(sigma=SIGMA, noise="secure", memory="noisy", trust="local"), WEIGHTS)
     expected = sum(weight * sent[node] for weight, node in zip(WEIGHTS, NODES, strict=True)) / 4
     torch.testing.assert_close(server.state.run.estimate, BETA * expected, rtol=1e-9, atol=1e-12)
     for node in NODES:

@@ -43,7 +43,7 @@ OWN = ("Clip21SGDM", "Averaging", "ServerMomentum", "Unbounded", "Biased")
 PLAIN = POLICY.model_copy(update={"methods": ["normec", "clip21", "dpsgd"]})
 RULES = PLAIN.model_copy(update={"methods": [*PLAIN.methods, *(f"{MINE}:{name}" for name in OWN)]})
 OPEN = in_process.OPEN.model_copy(update={"methods": RULES.methods})
-SECURE = Privacy(sigma=0.5, noise="secure", memory="noisy")
+SECURE = Privacy(sigma=0.5, noise="secure", memory="noisy", trust="local")
 TAU, ETA, LR = 0.5, 0.3, 0.1  # lr as in `faulty_network`
 
 
@@ -277,7 +277,7 @@ def test_noise_is_added_to_what_the_method_makes(tmp_path: Path) -> None:
 def test_the_exact_epsilon_on_both_sides(tmp_path: Path) -> None:
     rounds, sigma = 5, 1.2
     policy = OPEN.model_copy(update={"epsilon": 100.0, "least_sigma": 1e-3})
-    method, privacy = own("Clip21SGDM", tau=TAU), Privacy(sigma=sigma, noise="secure", memory="noisy")
+    method, privacy = own("Clip21SGDM", tau=TAU), Privacy(sigma=sigma, noise="secure", memory="noisy", trust="local")
     federation = InProcessFederation(tmp_path, method, plan(rounds, lr=0.1), policy=policy, privacy=privacy)
     while not federation.server.finished:
         federation.round()

@@ -28,7 +28,7 @@ from normec.privacy import gaussian
 from .faulty_network import DIMENSION, Quadratic
 from .in_process import plan
 
-SECURE = Privacy(sigma=2.0, noise="secure", memory="noisy")
+SECURE = Privacy(sigma=2.0, noise="secure", memory="noisy", trust="local")
 CAREFUL = Policy(epsilon=8.0)
 
 
@@ -97,10 +97,15 @@ REFUSED: dict[str, tuple[dict[str, Any], Method, Privacy | None, str]] = {
     "a model too large": ({"largest_model": 3}, NormEC(0.1, 0.5), SECURE, "malformed"),
     "another method": ({"methods": ["clip21"]}, NormEC(0.1, 0.5), SECURE, "terms"),
     "no noise": ({}, NormEC(0.1, 0.5), None, "noise"),
-    "seeded noise": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="seeded", memory="noisy"), "noise"),
+    "seeded noise": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="seeded", memory="noisy", trust="local"), "noise"),
     "central trust": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", trust="central"), "terms"),
-    "another unit": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", unit="record"), "terms"),
-    "another relation": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", relation="replace"), "terms"),
+    "another unit": ({}, NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", unit="record", trust="local"), "terms"),
+    "another relation": (
+        {},
+        NormEC(0.1, 0.5),
+        Privacy(sigma=2.0, noise="secure", relation="replace", trust="local"),
+        "terms",
+    ),
     "too little noise": ({"least_sigma": 2.001}, NormEC(0.1, 0.5), SECURE, "noise"),
     "too little for the bound": ({"least_sigma": 1.0}, Clip21(2.001), SECURE, "noise"),
     "no budget for one message": ({"epsilon": 0.01}, NormEC(0.1, 0.5), SECURE, "budget"),
@@ -148,7 +153,7 @@ def test_a_party_refuses_local_steps_that_it_cannot_make(change: dict[str, Any],
 
 
 def test_local_steps_are_refused_at_record_level_by_server_and_party(tmp_path: Path) -> None:
-    by_record = Privacy(sigma=2.0, noise="secure", unit="record", memory="noisy")
+    by_record = Privacy(sigma=2.0, noise="secure", unit="record", memory="noisy", trust="local")
     with pytest.raises(UsageError, match="local steps have no rule at record level"):
         server(NormEC(0.1, 0.5), by_record, local=LocalSteps(steps=2, lr=0.1))
     party = Party(tmp_path, CAREFUL.model_copy(update={"unit": "record"}), Quadratic(), node="a")
@@ -177,7 +182,7 @@ def test_a_party_answers_to_its_own_name_only(tmp_path: Path) -> None:
 def test_a_claimed_bound_that_is_not_the_operators(tmp_path: Path) -> None:
 
     party = Party(tmp_path, CAREFUL, Quadratic(), node="a")
-    coordinator = server(Clip21(2.0), Privacy(sigma=8.0, noise="secure"))
+    coordinator = server(Clip21(2.0), Privacy(sigma=8.0, noise="secure", trust="local"))
     request = coordinator.requests()["a"]
     lying = dataclasses.replace(request, privacy=dataclasses.replace(request.privacy, bound=0.5))
     answer = party.answer(lying)
@@ -233,7 +238,9 @@ def test_the_budget_runs_out_in_the_middle_and_a_new_run_brings_no_new_one(tmp_p
 def test_the_unit_of_an_account_cannot_change(tmp_path: Path) -> None:
     assert isinstance(asked(Party(tmp_path, CAREFUL, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE)), Reply)
     other = Party(tmp_path, CAREFUL.model_copy(update={"relation": "replace"}), Quadratic(), node="a")
-    answer = asked(other, server(NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", relation="replace"), "second"))
+    answer = asked(
+        other, server(NormEC(0.1, 0.5), Privacy(sigma=2.0, noise="secure", relation="replace", trust="local"), "second")
+    )
     assert isinstance(answer, Refusal)
     assert answer.reason == "failed"
     assert "was begun for relation" in read_journal(tmp_path / "events.jsonl")[-1]["exact"]

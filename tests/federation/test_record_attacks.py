@@ -54,7 +54,7 @@ def oracle(records: int, loss: Any = steep, model: nn.Module | None = None) -> P
 
 
 def asking(folder: Path, own: GradientOracle, method: Method = STEEP, **privacy: Any) -> HostileServer:
-    stated = {"sigma": SIGMA, "noise": "seeded", "unit": "record", "memory": "noisy", **privacy}
+    stated = {"sigma": SIGMA, "noise": "seeded", "unit": "record", "trust": "local", "memory": "noisy", **privacy}
     party = Party(folder, POLICY, own, node="a")
     return HostileServer(party, zeros(4), method=method, privacy=Privacy(**stated), sigma=stated["sigma"])
 
@@ -267,7 +267,7 @@ def test_a_memory_that_began_clean_is_never_used_as_a_public_one(tmp_path: Path)
     server.dropped = ""
     second = server.ask(**accepted)
     assert isinstance(second, Reply)
-    server.privacy = Privacy(sigma=SIGMA, noise="seeded", unit="record", memory="noisy")
+    server.privacy = Privacy(sigma=SIGMA, noise="seeded", unit="record", memory="noisy", trust="local")
     accepted |= {"round": 2, "record.accepted": 2, "record.since": 2, "record.digest": second.digest}
     answer = server.ask(**accepted | RECORDS)
     assert isinstance(answer, Refusal)

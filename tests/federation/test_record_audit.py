@@ -53,7 +53,7 @@ class ClipsTheSum(ProblemOracle):
 def sent(oracle: ProblemOracle) -> tuple[np.ndarray, float]:
     """The messages of one run of a fresh party, and the ε that its ledger states."""
     with TemporaryDirectory() as folder:
-        privacy = Privacy(sigma=SIGMA, noise="secure", unit="record", memory="noisy")
+        privacy = Privacy(sigma=SIGMA, noise="secure", unit="record", memory="noisy", trust="local")
         party = Party(folder, POLICY, oracle, node="a")
         server = HostileServer(party, zeros(3), method=DPSGD(Clip(1.0)), privacy=privacy, sigma=SIGMA)
         answers = [server.ask(**TERMS) for _ in range(MESSAGES)]

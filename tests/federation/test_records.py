@@ -49,7 +49,8 @@ def sigmas(method: Method, clip: float = 1.0, sigma: float = SIGMA, divisors: An
 
 
 def by_record(**changes: Any) -> Privacy:
-    return Privacy(**{"sigma": SIGMA, "unit": "record", "record_clip": 1.0, "noise": "seeded", **changes})
+    stated = {"sigma": SIGMA, "unit": "record", "trust": "local", "record_clip": 1.0, "noise": "seeded"}
+    return Privacy(**stated | changes)
 
 
 @pytest.mark.quick_cases(3)
@@ -145,17 +146,21 @@ def test_secret_coins_are_fair_independent_and_not_of_the_seed() -> None:
 @pytest.mark.parametrize(
     ("method", "privacy"),
     [
-        (DPSGD(Clip(1.0)), Privacy(epsilon=2.0, unit="record", record_clip=0.5)),
-        (NormEC(0.5, 0.4), Privacy(epsilon=1.0, delta=1e-6, unit="record", record_clip="auto")),
-        (Clip21(0.5), Privacy(epsilon=1.0, unit="record", record_clip=1.0, relation="replace")),
-        (DPSGD(SmoothedNorm(1.0)), Privacy(epsilon=3.0, unit="record")),
-        (DPSGD(Clip(1.0)), Privacy(epsilon=2.0, unit="record", record_clip=0.5, noise_schedule="linear:3")),
+        (DPSGD(Clip(1.0)), Privacy(epsilon=2.0, unit="record", record_clip=0.5, trust="local")),
+        (NormEC(0.5, 0.4), Privacy(epsilon=1.0, delta=1e-6, unit="record", record_clip="auto", trust="local")),
+        (Clip21(0.5), Privacy(epsilon=1.0, unit="record", record_clip=1.0, relation="replace", trust="local")),
+        (DPSGD(SmoothedNorm(1.0)), Privacy(epsilon=3.0, unit="record", trust="local")),
+        (
+            DPSGD(Clip(1.0)),
+            Privacy(epsilon=2.0, unit="record", record_clip=0.5, noise_schedule="linear:3", trust="local"),
+        ),
     ],
 )
 def test_noise_and_epsilon_are_those_of_one_process(method: Method, privacy: Privacy, tmp_path: Path) -> None:
     """The same statement has the same σ and ε in `train`, and every party's own account says the same."""
+    stated = privacy.with_record_clip(1e9)  # parties that are asked for no clip use none, `train` would use "auto"
     reference = train(
-        problem(), method, lr=0.3, rounds=12, seed=SEED, privacy=privacy, compute=Compute(dtype=torch.float64)
+        problem(), method, lr=0.3, rounds=12, seed=SEED, privacy=stated, compute=Compute(dtype=torch.float64)
     )
     policy = POLICY.model_copy(update={"relation": privacy.relation, "delta": privacy.delta, "least_sigma": 1e-6})
     federation = Hospitals(tmp_path, method, 12, privacy, policy, records=SIZES)
@@ -176,7 +181,7 @@ def test_several_runs_add_up_in_both_accounts(tmp_path: Path) -> None:
     policy = POLICY.model_copy(update={"units": ["client", "record"]})
     kinds = [
         ("first", by_record(), 1.0 / 9, 1.0),
-        ("second", Privacy(sigma=3.0, noise="seeded", memory="noisy"), 2.0, 1.0),
+        ("second", Privacy(sigma=3.0, noise="seeded", memory="noisy", trust="local"), 2.0, 1.0),
         ("third", by_record(record_clip=0.5, sigma=0.2), 0.5 / 9, 1.0),
     ]
     record = client = 0.0

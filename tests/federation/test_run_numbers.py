@@ -97,7 +97,7 @@ def test_a_record_of_another_chain_leads_to_a_handshake(tmp_path: Path) -> None:
 
 def test_a_tightened_policy_is_not_undercut_by_a_message_of_another_bound(tmp_path: Path) -> None:
     loose = Policy(epsilon=1e5, least_sigma=0.01, methods=["clip21"])
-    privacy = Privacy(sigma=1.0, noise="secure", memory="noisy")
+    privacy = Privacy(sigma=1.0, noise="secure", memory="noisy", trust="local")
     party = Party(tmp_path, loose, Quadratic(), node="a")
     made = HostileServer(party, zeros(DIMENSION), method=Clip21(100.0), privacy=privacy, sigma=1.0)
     first = made.ask()

@@ -27,7 +27,7 @@ TIGHT = [(1, 1.0), (10, 0.5), (650, 7.3), (650, 0.01), (100_000, 2.0), (10_000_0
 
 
 def coordinator(sigma: float, dimension: int = 650, method: Method = METHOD, **more: Any) -> Coordinator:
-    privacy = Privacy(sigma=sigma, memory="noisy") if sigma else None
+    privacy = Privacy(sigma=sigma, memory="noisy", trust="local") if sigma else None
     return Coordinator(method, torch.zeros(dimension), ["a", "b"], plan(100), run="screen", privacy=privacy, **more)
 
 

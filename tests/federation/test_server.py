@@ -26,7 +26,7 @@ from .faulty_network import Quadratic
 from .in_process import NODES, InProcessFederation, plan, shares, softmax
 
 METHOD = NormEC(0.1, 0.5)
-SECURE = Privacy(epsilon=20.0, noise="secure", memory="noisy")
+SECURE = Privacy(epsilon=20.0, noise="secure", memory="noisy", trust="local")
 
 
 def federation(folder: Path, **changes: Any) -> InProcessFederation:

@@ -614,7 +614,9 @@ def test_a_memory_of_sums_is_never_used_for_single_messages(tmp_path: Path) -> N
     home, run = federation.home("a"), federation.server.run
     allowed = federation.policies["a"].model_copy(update={"trusts": ["local", "secure-sum"], "epsilon": 1e6})
     name, number = run.split("~")
-    alone = Privacy(sigma=1.0, noise="secure", unit="record", memory="noisy", record_clip="auto", delta=1e-4)
+    alone = Privacy(
+        sigma=1.0, noise="secure", unit="record", memory="noisy", record_clip="auto", delta=1e-4, trust="local"
+    )
     party = Party(home, allowed, federation.oracles["a"])
     x = federation.server.state.run.x.numpy()
     server = HostileServer(party, x, run=name, number=number, method=method, privacy=alone, sigma=1.0)

@@ -62,7 +62,7 @@ def request(**changes: Any) -> Request:
         parties=5,
         x=x,
         method=MethodTerms.of(method),
-        privacy=PrivacyTerms.of(Privacy(epsilon=8.0), 2.5, method),
+        privacy=PrivacyTerms.of(Privacy(epsilon=8.0, trust="local"), 2.5, method),
         plan=PlanTerms(7, 32, 10),
         record=Record(2, 3, "0" * 64, "", 1, "f" * 32, x / 3),
     )
@@ -291,7 +291,9 @@ def hostile(rng: random.Random, good: Reply) -> list[dict[str, Any]]:
 
 
 def test_two_hundred_malformed_messages_never_reach_x(tmp_path: Path) -> None:
-    federation = FaultyFederation(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
+    federation = FaultyFederation(
+        tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy", trust="local")
+    )
     rng = random.Random(5)
     federation.settle()
     request = federation.server.requests()["a"]
@@ -321,7 +323,9 @@ def test_two_hundred_malformed_messages_never_reach_x(tmp_path: Path) -> None:
 
 def test_a_message_past_its_bound_is_dropped_and_replaced(tmp_path: Path) -> None:
     """A party whose noise came out impossible, or that cheats: it is asked again, and makes another message."""
-    federation = FaultyFederation(tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy"))
+    federation = FaultyFederation(
+        tmp_path, NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", memory="noisy", trust="local")
+    )
     federation.settle()
     collector = federation.server.collector
     collector.limits, honest = Limits(1e-9, 1e-9, 1e-9), collector.limits

@@ -26,7 +26,7 @@ from normec.sampling.batches import PoissonBatches
 
 FEATURES, CLASSES = 5, 3
 CLIENT = Privacy(epsilon=8, trust="secure-sum")
-RECORD = Privacy(epsilon=8, unit="record", record_clip=0.5)
+RECORD = Privacy(epsilon=8, unit="record", record_clip=0.5, trust="local")
 MANY = [6, 9, 3, 6]
 
 

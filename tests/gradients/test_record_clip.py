@@ -8,16 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Compute, Privacy, Problem, train
+from normec.data import Flip
 from normec.errors import UsageError
 from normec.gradients.choice import choose_engine
 from normec.gradients.record_clip import RecordClip
 from normec.models import Logistic, Softmax, binary_loss
 from normec.problems.problem import Loss
+from normec.sampling.batches import Batches, PoissonBatches
+from normec.sampling.random_streams import Stream
 
 SIZES = (12, 3, 20)
 CLIPS = [RecordClip(size, by_layer) for size in (0.7, "auto") for by_layer in (False, True)]  # type: ignore[arg-type]
@@ -86,13 +89,79 @@ def test_engines_add_up_bounded_records(kind: str, engine: str, clip: RecordClip
         np.testing.assert_allclose(grads[client], sum(shares) / len(shares), atol=1e-12)
 
 
+class OwnFlip:
+    """Of the same bits as `Flip`, but unknown to the library, which must call it record by record."""
+
+    draws = 1
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor:
+        self.most = max(self.most, len(inputs))
+        return Flip()(inputs, uniforms)
+
+
+@pytest.mark.parametrize("batches", ["whole", "fixed", "coins"])
+@pytest.mark.parametrize("engine", ["loop", "shared"])
+@pytest.mark.parametrize("own", [False, True], ids=["known", "own"])
+def test_batches_and_augmentation(own: bool, engine: str, batches: str) -> None:
+    """Images of 2 × 2 pixels, flipped by a coin for each record and round, then clipped one by one."""
+    torch.manual_seed(1)
+    sizes, seed, k, clip = (5, 9), 3, 4, RecordClip(0.4)
+    clients = [TensorDataset(torch.randn(n, 1, 2, 2).double(), torch.randint(0, 3, (n,))) for n in sizes]
+    augment = OwnFlip() if own else Flip()
+    problem = Problem(nn.Sequential(nn.Flatten(), Softmax(4, 3)).double(), F.cross_entropy, clients, augment=augment)
+    x = torch.randn(15, dtype=torch.float64)
+    drawn: Any = {
+        "whole": None,
+        "fixed": Batches(torch.tensor(sizes), 4, seed),
+        "coins": PoissonBatches(torch.tensor(sizes), 0.5, seed),
+    }[batches]
+    made = choose_engine(engine, problem, drawn, seed, clip, private=True)
+    found = {}
+    for block in made.blocks(x, {}, k):
+        found |= dict(zip(block.clients.tolist(), block.grads.clone(), strict=True))
+    assert made.name == engine
+    for client, (data, size) in enumerate(zip(clients, sizes, strict=True)):
+        rows = torch.arange(size) if drawn is None else drawn.draw(torch.tensor([client]), k)[0]
+        divisor = {"whole": size, "fixed": 4, "coins": 0.5 * size}[batches]
+        uniforms = Stream(seed, "augment").uniform(torch.tensor([client]), k, len(rows))[0]
+        total = np.zeros(15)
+        for row, uniform in zip(rows.tolist(), uniforms.tolist(), strict=True):
+            image, target = data.tensors[0][row, 0].numpy(), int(data.tensors[1][row])
+            pixels = (image[:, ::-1] if uniform < 0.5 else image).ravel()
+            total += by_hand(softmax_gradient(x.numpy(), pixels, target), clip, [slice(0, 15)])
+        np.testing.assert_allclose(found[client].numpy(), total / divisor, atol=1e-12)
+    if isinstance(augment, OwnFlip):
+        assert augment.most == 1
+
+
+def test_an_augmentation_that_remembers_records_is_refused() -> None:
+    class Blend(OwnFlip):
+        """Mixes a record with the one before it."""
+
+        before: Tensor | None = None
+
+        def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor:  # noqa: ARG002
+            mixed = inputs if self.before is None else inputs + 0.1 * self.before
+            self.before = inputs[-1:].clone()
+            return mixed
+
+    torch.manual_seed(1)
+    clients = [TensorDataset(torch.randn(6, 1, 2, 2), torch.randint(0, 3, (6,)))]
+    problem = Problem(nn.Sequential(nn.Flatten(), Softmax(4, 3)), F.cross_entropy, clients, augment=Blend())
+    with pytest.raises(UsageError, match=r"the gradient of (a record|client 0) changes"):
+        train(problem, DPSGD(Clip(1.0)), lr=0.1, rounds=2, privacy=Privacy(epsilon=4, unit="record"))
+
+
 @pytest.mark.slow
 def test_auto_needs_the_noise_of_a_clip_of_one() -> None:
     torch.manual_seed(1)
     clients = [TensorDataset(torch.randn(9 + i, 4), torch.randint(0, 3, (9 + i,))) for i in range(3)]
     sigmas = {}
     for clip, by in ((1.0, "record"), ("auto", "record"), ("auto", "layer"), (1.0, "layer")):
-        privacy = Privacy(epsilon=4, unit="record", record_clip=clip, record_clip_by=by)  # type: ignore[arg-type]
+        privacy = Privacy(epsilon=4, unit="record", record_clip=clip, record_clip_by=by, trust="local")  # type: ignore[arg-type]
         problem = Problem(nn.Linear(4, 3), F.cross_entropy, clients)
         run = train(
             problem, DPSGD(Clip(1.0)), lr=0.1, rounds=3, seed=0, privacy=privacy, compute=Compute(engine="loop")
@@ -104,8 +173,8 @@ def test_auto_needs_the_noise_of_a_clip_of_one() -> None:
 
 def test_what_is_no_clip_is_refused() -> None:
     with pytest.raises(UsageError, match="record_clip"):
-        Privacy(epsilon=4, unit="record", record_clip="automatic")  # type: ignore[arg-type]
+        Privacy(epsilon=4, unit="record", record_clip="automatic", trust="local")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="needs record_clip"):
-        Privacy(epsilon=4, unit="record", record_clip_by="layer")
+        Privacy(epsilon=4, unit="record", record_clip_by="layer", trust="local")
     with pytest.raises(UsageError, match="unit='record'"):
-        Privacy(epsilon=4, record_clip="auto")
+        Privacy(epsilon=4, record_clip="auto", trust="local")

@@ -206,7 +206,7 @@ def test_real_noise_keeps_the_records_apart_in_the_loop() -> None:
         assert choose_engine(name, of, None, 0, CLIPS["clip"], private=True).name.startswith("shared")
         assert choose_engine(name, of, None, 0, CLIPS["clip"], private=True, contained=True).name == "loop"
     for noise, engine in (("seeded", "shared"), ("secure", "loop")):
-        privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0, noise=noise)
+        privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0, noise=noise, trust="local")
         run = train(of, DPSGD(Clip(1.0)), lr=0.1, rounds=1, privacy=privacy)
         assert run.engine.startswith(engine)
 

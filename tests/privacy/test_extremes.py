@@ -52,7 +52,7 @@ def test_many_tiny_releases_do_not_vanish() -> None:
 def test_a_calibrated_run_fits_a_budget_that_allows_nothing_above_it(
     tmp_path: Path, target: float, rounds: int
 ) -> None:
-    privacy = Privacy(epsilon=target)
+    privacy = Privacy(epsilon=target, trust="local")
     run = release(Facts("NormEC", 1.0, True, 100.0, 0.005), privacy, Setting(clients=10, rounds=rounds))
     sigma = run.sigma(target, privacy.delta)
     with Ledger(tmp_path / "ledger", privacy, rounds) as ledger:
@@ -66,7 +66,7 @@ def test_the_budget_has_no_slack(tmp_path: Path) -> None:
     """A release that brings ε a billionth above the budget is refused."""
     exact = gaussian.epsilon(1 / 3, 1e-5)
     for budget, fits in ((exact, True), (exact * (1 - 5e-10), False)):
-        with Ledger(tmp_path / f"ledger {fits}", Privacy(epsilon=budget), 1) as ledger:
+        with Ledger(tmp_path / f"ledger {fits}", Privacy(epsilon=budget, trust="local"), 1) as ledger:
             if fits:
                 ledger.spend(0, Event(3.0), 3.0)
             else:

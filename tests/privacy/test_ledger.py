@@ -34,8 +34,8 @@ from ..support.waiting import LIMIT
 from ..support.work import calls
 
 fork = multiprocessing.get_context("fork")
-TARGET = Privacy(epsilon=8.0, noise="seeded")
-SECURE = Privacy(epsilon=8.0, noise="secure")
+TARGET = Privacy(epsilon=8.0, noise="seeded", trust="local")
+SECURE = Privacy(epsilon=8.0, noise="secure", trust="local")
 EVENT = Event(10.4)  # 300 of them make ε just under 8
 
 
@@ -344,7 +344,7 @@ def test_another_statement_is_refused(path: Path) -> None:
 
 
 def test_without_a_target_everything_is_recorded_and_nothing_refused(path: Path) -> None:
-    privacy = Privacy(epsilon=8, replay="total-norm")
+    privacy = Privacy(epsilon=8, replay="total-norm", trust="local")
     with opened(path, privacy) as ledger:
         assert ledger.spend(0, Event(0.01), 0.01).epsilon > 1000
 

@@ -24,7 +24,7 @@ from normec.privacy.hash_chain import Chain, read_chain
 from normec.storage.run_folder import RunStorage
 from normec.system.processes import process_identity
 
-SECURE = Privacy(epsilon=8.0, noise="secure")
+SECURE = Privacy(epsilon=8.0, noise="secure", trust="local")
 EVENT = Event(3.0)  # 24 of them fit into ε = 8
 
 
@@ -298,7 +298,7 @@ def test_new_files_are_readable_by_their_owner_alone(path: Path, witness: Path) 
 
 
 def test_a_dearer_release_is_not_covered_by_a_cheaper_payment(tmp_path: Path) -> None:
-    secure = Privacy(epsilon=8, noise="secure")
+    secure = Privacy(epsilon=8, noise="secure", trust="local")
     with Ledger(tmp_path / "ledger.jsonl", secure, 4) as ledger:
         ledger.reserve(0, Event(100.0, count=2), 1.0)
         with pytest.raises(UsageError, match="was paid for with multiplier 100"):
@@ -306,7 +306,7 @@ def test_a_dearer_release_is_not_covered_by_a_cheaper_payment(tmp_path: Path) ->
 
 
 def test_only_attempts_with_a_line_of_their_own_are_paid_for(tmp_path: Path) -> None:
-    secure = Privacy(epsilon=8, noise="secure")
+    secure = Privacy(epsilon=8, noise="secure", trust="local")
     with Ledger(tmp_path / "ledger.jsonl", secure, 9) as ledger:
         for _ in range(3):
             ledger.spend(0, Event(100.0), 1.0)
@@ -316,7 +316,7 @@ def test_only_attempts_with_a_line_of_their_own_are_paid_for(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", [b'{"lines": Infinity, "hash": ""}', b"[" * 100_000, b'{"lines": 1e400, "hash": ""}'])
 def test_a_head_that_no_ledger_writes_is_damage(tmp_path: Path, text: bytes) -> None:
-    Ledger(tmp_path / "ledger.jsonl", Privacy(epsilon=8, noise="secure"), 4).close()
+    Ledger(tmp_path / "ledger.jsonl", Privacy(epsilon=8, noise="secure", trust="local"), 4).close()
     (tmp_path / "ledger.jsonl.head").write_bytes(text)
     with pytest.raises(LedgerDamaged):
         read_chain(tmp_path / "ledger.jsonl")
@@ -324,7 +324,7 @@ def test_a_head_that_no_ledger_writes_is_damage(tmp_path: Path, text: bytes) -> 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.head"])
 def test_a_pipe_in_place_of_a_ledger_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    Ledger(tmp_path / "ledger.jsonl", Privacy(epsilon=8, noise="secure"), 4).close()
+    Ledger(tmp_path / "ledger.jsonl", Privacy(epsilon=8, noise="secure", trust="local"), 4).close()
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
     with pytest.raises(LedgerDamaged, match="not a regular file"):

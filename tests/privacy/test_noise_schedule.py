@@ -40,7 +40,7 @@ def test_the_mean_precision_is_one_and_the_ratios_are_those_asked_for(schedule: 
     wanted = asked.get(str(schedule))
     if wanted is None:
         wanted = np.array(schedule.split() if isinstance(schedule, str) else schedule, float)
-    text = Privacy(epsilon=8, noise_schedule=schedule).schedule(8)
+    text = Privacy(epsilon=8, noise_schedule=schedule, trust="local").schedule(8)
     found = np.array(relative_noise(text, 8))
     assert np.mean(found**-2.0) == pytest.approx(1, rel=1e-14)
     np.testing.assert_allclose(found / found[0], wanted / wanted[0], rtol=1e-14)
@@ -53,7 +53,7 @@ def test_a_function_is_evaluated_once_for_each_round() -> None:
         asked.append(round)
         return 1.0 + round
 
-    stated = Privacy(epsilon=8, noise_schedule=schedule).for_rounds(3)
+    stated = Privacy(epsilon=8, noise_schedule=schedule, trust="local").for_rounds(3)
     assert (asked, stated.noise_schedule) == ([0, 1, 2], "1.0 2.0 3.0")
 
 
@@ -208,7 +208,7 @@ def test_with_sampling_many_values_become_a_few_that_are_close() -> None:
     ],
 )
 def test_the_best_schedule_is_refused_where_it_is_not_known(words: Any, setting: Any, reason: str) -> None:
-    privacy = Privacy(epsilon=8, noise_schedule="best", **words)
+    privacy = Privacy(**{"epsilon": 8, "noise_schedule": "best", "trust": "local", **words})
     with pytest.raises(Refused, match=reason):
         release(METHOD, privacy, Setting(clients=4, rounds=3, **{"message_weights": (3.0, 2.0, 1.0), **setting}))
 
@@ -227,7 +227,7 @@ def test_the_best_schedule_is_refused_where_it_is_not_known(words: Any, setting:
 )
 def test_what_is_no_schedule_is_refused(schedule: Any, reason: str) -> None:
     with pytest.raises(UsageError, match=reason):
-        Privacy(epsilon=8, noise_schedule=schedule)
+        Privacy(epsilon=8, noise_schedule=schedule, trust="local")
 
 
 def test_a_schedule_that_does_not_fit_is_refused() -> None:
@@ -236,16 +236,16 @@ def test_a_schedule_that_does_not_fit_is_refused() -> None:
     with pytest.raises(UsageError, match="differs by a factor of 1e"):
         relative_noise("exponential:1e7", 3)
     with pytest.raises(UsageError, match="the same in every round"):
-        Privacy(epsilon=8, replay="variance", noise_schedule="best")
+        Privacy(epsilon=8, replay="variance", noise_schedule="best", trust="local")
 
 
 @pytest.mark.parametrize(("first", "second"), [("constant", "linear:2"), ("linear:2", "constant"), ("1 2", "2 1")])
 def test_a_ledger_belongs_to_one_schedule(tmp_path: Path, first: str, second: str) -> None:
     path = tmp_path / "ledger.jsonl"
-    with Ledger(path, Privacy(epsilon=8, noise_schedule=first), 2) as ledger:
+    with Ledger(path, Privacy(epsilon=8, noise_schedule=first, trust="local"), 2) as ledger:
         ledger.spend(0, Event(4.0), 4.0)
     with pytest.raises(UsageError, match="was opened for noise_schedule"):
-        Ledger(path, Privacy(epsilon=8, noise_schedule=second), 2)
+        Ledger(path, Privacy(epsilon=8, noise_schedule=second, trust="local"), 2)
     stated = json.loads(path.read_text().splitlines()[0])["privacy"]
     assert stated.get("noise_schedule", "constant") == first
 
@@ -255,7 +255,9 @@ def test_the_best_schedule_follows_a_sensitivity_that_grows() -> None:
     alpha, beta, clip, records, rounds = 0.5, 0.2, 1.0, 50, 6
     facts = Facts("normec", bound=1.0, feedback=True, lipschitz=1 / alpha, beta=beta)
     weights = tuple(float(rounds - t) for t in range(rounds))
-    privacy = Privacy(epsilon=2, unit="record", record_clip=clip, memory="clean", noise="seeded", noise_schedule="best")
+    privacy = Privacy(
+        epsilon=2, unit="record", record_clip=clip, memory="clean", noise="seeded", noise_schedule="best", trust="local"
+    )
     composed = release(facts, privacy, Setting(clients=3, rounds=rounds, records=records, message_weights=weights))
     shift = clip / records
     moved = shift / alpha * (1 + np.arange(rounds) * beta / alpha)

@@ -29,7 +29,7 @@ from normec.privacy.record_sensitivity import Sensitivity
 NORMEC = Facts("NormEC", bound=1.0, feedback=True, lipschitz=100.0, beta=0.01)
 DPSGD = Facts("DPSGD", bound=1.0, feedback=False, lipschitz=1.0)
 TEN = Setting(clients=10, rounds=300)
-GIVEN = Privacy(sigma=7.3462)
+GIVEN = Privacy(sigma=7.3462, trust="local")
 
 
 def but(thing, **changes):
@@ -73,7 +73,7 @@ def test_beta_and_memory_do_not_matter_at_client_level() -> None:
 
 
 def test_the_bound_scales_the_noise() -> None:
-    wide = release(but(NORMEC, bound=2.5), Privacy(epsilon=8), TEN)
+    wide = release(but(NORMEC, bound=2.5), Privacy(epsilon=8, trust="local"), TEN)
     assert wide.sigma(8, 1e-5) == pytest.approx(2.5 * 10.396, rel=5e-5)
 
 
@@ -92,7 +92,7 @@ def test_sampling_clients() -> None:
     assert any("every client adds its noise" in note for note in plain.notes)
 
 
-RECORD = Privacy(sigma=1.0, unit="record", noise="seeded", memory="clean")
+RECORD = Privacy(sigma=1.0, unit="record", noise="seeded", memory="clean", trust="local")
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ RECORD = Privacy(sigma=1.0, unit="record", noise="seeded", memory="clean")
         (DPSGD, RECORD, but(TEN, batch=Sampling(0.1, "fixed")), "fixed size"),
         (DPSGD, but(RECORD, record_clip=1.0), TEN, "public number"),
         (DPSGD, but(RECORD, record_clip=1.0), but(TEN, records=9, batch=Sampling(0.1, normaliser="count")), "public"),
-        (but(NORMEC, beta=0.021), but(RECORD, record_clip=1.0), but(TEN, records=9), "beta <= 0.02"),
+        (but(NORMEC, beta=0.021), but(RECORD, record_clip=0.1), but(TEN, records=9), "beta <= 0.02"),
         (NORMEC, but(RECORD, record_clip=1e-4, noise="secure"), but(TEN, records=9), "dimension"),
     ],
 )  # fmt: skip
@@ -131,6 +131,13 @@ def test_a_record_without_a_clip_counts_as_a_replaced_client() -> None:
         found = release(NORMEC, but(RECORD, relation=relation), TEN)
         assert found.event(1.0).multiplier == 0.5
         assert any("no better" in note for note in found.notes)
+
+
+def test_a_clip_that_gains_nothing_counts_as_none() -> None:
+    """Also where β is too large for the rule: a message moves by 2b at most, whatever the memory holds."""
+    wide = but(RECORD, record_clip=1e9)
+    for facts in (NORMEC, but(NORMEC, beta=0.9)):
+        assert release(facts, wide, but(TEN, records=9)).event(1.0) == release(facts, RECORD, TEN).event(1.0)
 
 
 def test_record_batches() -> None:
@@ -193,7 +200,7 @@ def test_record_rule_holds_on_trajectories(
     psi = (lambda v: smoothed(v, size)) if kind == "norm" else (lambda v: clipped(v, size))
     beta = part * (1 - decay) / lipschitz
     facts = Facts(kind, bound, True, lipschitz, beta, decay)
-    privacy = Privacy(sigma=1.0, unit="record", record_clip=shift, noise="seeded", memory="clean")
+    privacy = Privacy(sigma=1.0, unit="record", record_clip=shift, noise="seeded", memory="clean", trust="local")
     claimed = release(facts, privacy, Setting(clients=1, rounds=60, records=1)).sensitivity.at(np.arange(60.0))
     rng = np.random.default_rng(seed)
     pairs, dimension = 40, 3
@@ -276,7 +283,7 @@ def test_the_papers_formula_is_replayed_and_not_believed() -> None:
         ("variance", 2.7104, 46.9),
         ("total-norm", 0.014145, 7.5e5),
     ]:
-        privacy = Privacy(epsilon=8, replay=reading)
+        privacy = Privacy(epsilon=8, replay=reading, trust="local")
         found = calibrate(release(NORMEC, privacy, setting), privacy)
         assert found.sigma == pytest.approx(sigma, rel=1e-4)
         assert found.epsilon == pytest.approx(eps, rel=7e-3)
@@ -284,7 +291,10 @@ def test_the_papers_formula_is_replayed_and_not_believed() -> None:
         assert privacy.budget == math.inf
         assert any("not a promise" in note for note in release(NORMEC, privacy, setting).notes)
     with pytest.raises(UsageError, match="dimension"):
-        paper_sigma(release(NORMEC, Privacy(epsilon=8), TEN), Privacy(epsilon=8, replay="total-norm"))
+        paper_sigma(
+            release(NORMEC, Privacy(epsilon=8, trust="local"), TEN),
+            Privacy(epsilon=8, replay="total-norm", trust="local"),
+        )
 
 
 def test_calibrate_reaches_the_target_exactly() -> None:
@@ -305,7 +315,7 @@ def test_the_grid_costs_records_a_little_and_says_so() -> None:
 
 
 def test_a_large_delta_is_noted() -> None:
-    notes = release(NORMEC, Privacy(epsilon=8, delta=0.1), TEN).notes
+    notes = release(NORMEC, Privacy(epsilon=8, delta=0.1, trust="local"), TEN).notes
     assert any("1/10 clients" in note for note in notes)
 
 
@@ -410,7 +420,7 @@ def test_weights_and_sizes_must_be_one_for_each_client() -> None:
 @pytest.mark.parametrize("clip", [0.5, 1.0, 60.0, 200.0])
 def test_a_client_adds_the_noise_of_its_own_records(clip: float, weights: tuple[float, ...]) -> None:
     """Each client's ε, computed alone from its own Δ_i and σ_i, is that of the run; weights change nothing."""
-    privacy = Privacy(sigma=0.3, unit="record", record_clip=clip, noise="seeded")
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=clip, noise="seeded", trust="local")
     run = release(DPSGD, privacy, but(WEIGHTED, weights=weights))
     for size, relative in zip(HOSPITALS, run.relative or (), strict=True):
         alone = release(DPSGD, privacy, Setting(1, 50, records=size))
@@ -422,7 +432,7 @@ def test_a_client_adds_the_noise_of_its_own_records(clip: float, weights: tuple[
 
 
 def test_clients_whose_messages_may_turn_around_add_the_same_noise() -> None:
-    privacy = Privacy(sigma=0.3, unit="record", record_clip=400.0, noise="seeded")
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=400.0, noise="seeded", trust="local")
     assert release(DPSGD, privacy, WEIGHTED).relative is None
     assert release(DPSGD, but(privacy, record_clip=None), WEIGHTED).relative is None
     summed = but(privacy, record_clip=1.0, trust="secure-sum")
@@ -433,7 +443,7 @@ def test_clients_whose_messages_may_turn_around_add_the_same_noise() -> None:
 @pytest.mark.parametrize("clip", [0.01, 0.1, 5.0])
 def test_hidden_memories_grow_in_proportion_or_all_add_the_same_noise(clip: float) -> None:
     """With a clean memory Δ_k grows; the ε of every client alone is never above that of the run."""
-    privacy = Privacy(sigma=0.3, unit="record", record_clip=clip, memory="clean", noise="seeded")
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=clip, memory="clean", noise="seeded", trust="local")
     facts = Facts("NormEC", bound=1.0, feedback=True, lipschitz=10.0, beta=0.1, decay=0.02)
     run = release(facts, privacy, WEIGHTED)
     alone = [release(facts, privacy, Setting(1, 50, records=size)) for size in HOSPITALS]
@@ -447,7 +457,7 @@ def test_hidden_memories_grow_in_proportion_or_all_add_the_same_noise(clip: floa
 
 def test_the_grid_costs_every_client_alike() -> None:
     """Rounding to a grid adds to Δ in proportion to σ_i, so that one multiplier holds for all."""
-    privacy = Privacy(sigma=0.3, unit="record", record_clip=60.0, noise="secure")
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=60.0, noise="secure", trust="local")
     run = release(DPSGD, privacy, but(WEIGHTED, dimension=10**6))
     for size, relative in zip(HOSPITALS, run.relative or (), strict=True):
         alone = release(DPSGD, privacy, Setting(1, 50, records=size, dimension=10**6))
@@ -457,7 +467,7 @@ def test_the_grid_costs_every_client_alike() -> None:
 def test_sampled_records_add_the_noise_of_their_own_client() -> None:
     batch = Sampling(0.5)
     sizes = tuple(0.5 * size for size in HOSPITALS)
-    privacy = Privacy(sigma=0.3, unit="record", record_clip=1.0, noise="seeded")
+    privacy = Privacy(sigma=0.3, unit="record", record_clip=1.0, noise="seeded", trust="local")
     run = release(DPSGD, privacy, Setting(4, 20, batch=batch, records=sizes))
     assert run.rate == 0.5
     for size, relative in zip(sizes, run.relative or (), strict=True):

@@ -40,7 +40,7 @@ from ..support.waiting import LIMIT
         ({"epsilon": 8, "memory": "dirty"}, "unknown memory"),
         ({"epsilon": 8, "replay": "std"}, "unknown replay"),
         ({"sigma": 8, "replay": "variance"}, "needs epsilon"),
-        ({"epsilon": 8, "honest": 5}, "secure-sum"),
+        ({"epsilon": 8, "trust": "local", "honest": 5}, "secure-sum"),
         ({"epsilon": 8, "trust": "secure-sum", "honest": 0}, "honest must be"),
         ({"epsilon": 8, "record_clip": 1.0}, "unit='record'"),
         ({"epsilon": 8, "unit": "record", "record_clip": math.nan}, "record_clip must be"),
@@ -65,18 +65,18 @@ def test_plain_words() -> None:
     ):
         assert part in text
     assert "trusted" in Privacy(epsilon=1, trust="central").promise()
-    assert "each record" in Privacy(epsilon=1, unit="record").promise()
-    assert "(8.00001, 1e-05)" in Privacy(epsilon=8.0000049).promise()  # never less than the target
-    assert "seed" not in Privacy(epsilon=1, noise="secure").describe()
+    assert "each record" in Privacy(epsilon=1, unit="record", trust="local").promise()
+    assert "(8.00001, 1e-05)" in Privacy(epsilon=8.0000049, trust="local").promise()  # never less than the target
+    assert "seed" not in Privacy(epsilon=1, noise="secure", trust="local").describe()
 
 
 def test_a_replay_never_calls_its_epsilon_a_target() -> None:
-    privacy = Privacy(epsilon=8, replay="total-norm")
+    privacy = Privacy(epsilon=8, replay="total-norm", trust="local")
     assert not privacy.is_target
     assert "NOT" in privacy.promise()
     assert "(8" not in privacy.promise()
-    assert Privacy(sigma=3).budget == math.inf
-    assert Privacy(epsilon=8).budget == 8
+    assert Privacy(sigma=3, trust="local").budget == math.inf
+    assert Privacy(epsilon=8, trust="local").budget == 8
 
 
 def test_importing_needs_torch_and_numpy_only() -> None:
@@ -97,8 +97,8 @@ def test_importing_needs_torch_and_numpy_only() -> None:
 
 
 def test_numbers_of_other_libraries_are_taken_as_python_s() -> None:
-    given = Privacy(epsilon=np.float32(2), delta=np.float64(1e-5))  # type: ignore[arg-type]
-    assert json.loads(json.dumps(given.to_dict())) == Privacy(epsilon=2.0).to_dict()
+    given = Privacy(epsilon=np.float32(2), delta=np.float64(1e-5), trust="local")  # type: ignore[arg-type]
+    assert json.loads(json.dumps(given.to_dict())) == Privacy(epsilon=2.0, trust="local").to_dict()
     several: Any = {"epsilon": Decimal(2), "delta": np.array(1e-5), "trust": "secure-sum", "honest": np.int64(3)}
     assert json.loads(json.dumps(Privacy(**several).to_dict()))["honest"] == 3
 

@@ -217,7 +217,7 @@ ONE_COLUMN = TensorDataset(torch.zeros(5, 4), torch.zeros(5, 1, dtype=torch.int6
 WIDE = TensorDataset(torch.zeros(5, 9), torch.zeros(5, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("privacy", [None, Privacy(epsilon=8, unit="record")])
+@pytest.mark.parametrize("privacy", [None, Privacy(epsilon=8, unit="record", trust="local")])
 @pytest.mark.parametrize(
     ("clients", "test", "said"),
     [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from normec import DPSGD, Clip, Privacy, train
 from normec.cli.app import run
 from normec.experiments import build, methods, runs
 from normec.experiments.resolve import resolved
@@ -41,9 +42,10 @@ def test_records_are_protected_by_the_method_that_needs_the_least_noise() -> Non
     config = make({"data": "digits", "unit": "record"})
     assert (config.method, config.tau, config.lr, config.record_clip_used) == ("dpsgd-clip", 1.0, 2.0, "auto")
     assert make({"data": "digits", "unit": "record", "private": False, "method": "gd"}).method == "gd"
-    for more in ({"record_clip": 0.1}, {"batch_size": 8}):
-        other = make({"data": "digits", "unit": "record", **more})
-        assert (other.method, other.tau, other.lr) == ("dpsgd-clip", None, None)
+    batches = make({"data": "digits", "unit": "record", "batch_size": 8})
+    assert (batches.method, batches.tau, batches.lr, batches.record_clip_used) == ("dpsgd-clip", 1.0, 2.0, "auto")
+    clipped = make({"data": "digits", "unit": "record", "record_clip": 0.1})
+    assert (clipped.method, clipped.tau, clipped.lr) == ("dpsgd-clip", None, None)
 
 
 def test_the_hospitals_are_the_clients() -> None:
@@ -99,10 +101,26 @@ def test_records_are_clipped_where_a_rule_covers_it() -> None:
     record = {"unit": "record", "method": "dpsgd-clip"}
     assert resolved(make(record)).record_clip == "auto"
     assert resolved(make({**record, "record_clip": 2.0})).record_clip == 2.0
-    for more in ({"batch_size": 8}, {"unit": "client"}, {"local_steps": 2, "local_lr": 0.1}):
+    assert resolved(make({**record, "batch_size": 8})).record_clip == "auto"
+    for more in ({"unit": "client"}, {"local_steps": 2, "local_lr": 0.1}):
         assert resolved(make({**record, **more})).record_clip is None
     assert make(record).digest() == make({**record, "record_clip": "auto"}).digest()
     statement = build.privacy(make(record))
     assert statement is not None
     assert statement.record_clip == "auto"
     assert methods.rounds(make(record)) == methods.rounds(make({"method": "dpsgd-clip"}))
+
+
+@pytest.mark.parametrize("unit", ["client", "record"])
+@pytest.mark.parametrize("trust", [None, "local", "central"])
+def test_python_and_the_command_line_promise_the_same(unit: Any, trust: Any) -> None:
+    """What is not given has the same value in both, and so has the noise of the run."""
+    given = {"epsilon": 8, "unit": unit} | ({"trust": trust} if trust is not None else {})
+    config = make({"method": "dpsgd-clip", "tau": 1.0, "rounds": 2, "clients": 5, **given})
+    mine = train(build.problem(config), DPSGD(Clip(1.0)), lr=0.1, rounds=2, privacy=Privacy(**given))
+    statement = build.privacy(config)
+    assert statement is not None
+    other = train(build.problem(config), DPSGD(Clip(1.0)), lr=0.1, rounds=2, privacy=statement)
+    assert mine.privacy is not None
+    assert other.privacy is not None
+    assert (mine.privacy.sigma, mine.privacy.statement) == (other.privacy.sigma, other.privacy.statement)

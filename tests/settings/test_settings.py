@@ -91,7 +91,7 @@ def test_values_that_are_offered_are_those_that_there_are() -> None:
     assert set(SETTINGS["memory_home"].choices) == set(HOMES)
     assert {"digits", "a9a"} <= set(SETTINGS["data"].all_values())
     assert SETTINGS["server_norm"].all_values() == ("by-tensor", "in-place", "true", "false")
-    fields = dataclasses.asdict(n.Privacy(epsilon=1.0))
+    fields = dataclasses.asdict(n.Privacy(epsilon=1.0, trust="local"))
     shared = build.PRIVATE_SETTINGS
     assert set(shared) - {"public_sizes", "witness"} == fields.keys() - {"sampling"}
     assert set(methods.SETTINGS) == {key for entry in CATALOGUE.values() for key in entry.settings}

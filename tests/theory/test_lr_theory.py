@@ -49,9 +49,9 @@ def test_train_takes_the_step_size_of_the_theory_and_the_theorem_holds() -> None
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "batches": ({"batch_size": 8}, "full gradients"),
     "sampling": ({"participation": Poisson(0.5)}, "full gradients"),
-    "privacy": ({"privacy": Privacy(epsilon=8)}, "without noise"),
+    "privacy": ({"privacy": Privacy(epsilon=8, trust="local")}, "without noise"),
     "given memory": ({"memory": Memory(initial=torch.zeros(650))}, "initial_memory"),
-    "another word": ({"lr": "fast"}, "unknown lr 'fast'"),
+    "another word": ({"lr": "fast"}, "lr must be a number.*got the text 'fast'"),
 }
 
 

@@ -211,7 +211,7 @@ def test_early_stopping_refuses_what_it_cannot_follow() -> None:
     bowl = n.Problem.from_functions([lambda x: (x**2).sum()], torch.ones(2))
     with pytest.raises(n.UsageError, match="does not measure 'validation_loss'"):
         n.train(bowl, n.GD(), lr=0.1, rounds=3, callbacks=[n.EarlyStopping()])
-    private: dict[str, Any] = {"privacy": n.Privacy(epsilon=5.0), "logging": n.Logging(diagnostics=True)}
+    private: dict[str, Any] = {"privacy": n.Privacy(epsilon=5.0, trust="local"), "logging": n.Logging(diagnostics=True)}
     with pytest.raises(n.UsageError, match="without noise"):
         n.train(problem(), METHOD, callbacks=[n.EarlyStopping("loss")], **{**OPTIONS, **private})
 

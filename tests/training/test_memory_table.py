@@ -170,6 +170,6 @@ def test_private_runs_keep_exact_memories() -> None:
             NormEC(0.1, 0.3),
             lr=0.1,
             rounds=2,
-            privacy=Privacy(8.0),
+            privacy=Privacy(8.0, trust="local"),
             memory=Memory(dtype=torch.bfloat16),
         )

@@ -104,8 +104,9 @@ def test_local_steps_of_models_with_buffers_and_dropout_go_on(tmp_path: Path, ki
 def test_a_folder_belongs_to_its_local_steps(tmp_path: Path) -> None:
     how: dict[str, Any] = {"lr": 0.2, "rounds": 3, "out": tmp_path / "run"}
     train(problem(), NormEC(0.1, 0.3), local=LocalSteps(steps=3, lr=0.1), **how)
-    for other in (None, LocalSteps(steps=4, lr=0.1), LocalSteps(steps=3, lr=0.1, prox=0.1)):
-        with pytest.raises(UsageError, match="local"):
+    more, near = LocalSteps(steps=4, lr=0.1), LocalSteps(steps=3, lr=0.1, prox=0.1)
+    for other, named in ((None, "local"), (more, "local_steps is 3 there, 4 here"), (near, "prox is 0.0 there")):
+        with pytest.raises(UsageError, match=named):
             train(problem(), NormEC(0.1, 0.3), local=other, **how)
 
 

@@ -74,7 +74,7 @@ def test_only_a_run_without_privacy_shows_shapes(tmp_path: Path) -> None:
     how: dict[str, Any] = {"lr": 0.1, "rounds": 6, "logging": Logging(profile=True)}
     train(problem(), NormEC(0.1, 0.2), out=tmp_path / "open", **how)
     assert any("Input Dims" in event.get("args", {}) for event in trace_of(tmp_path / "open"))
-    run = train(problem(), DPSGD(Clip(1.0)), privacy=Privacy(epsilon=8), out=tmp_path / "private", **how)
+    run = train(problem(), DPSGD(Clip(1.0)), privacy=Privacy(epsilon=8, trust="local"), out=tmp_path / "private", **how)
     events = trace_of(tmp_path / "private")
     assert not [
         event for event in events if {"Input Dims", "Concrete Inputs", "Input type"} & event.get("args", {}).keys()

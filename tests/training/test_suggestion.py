@@ -71,7 +71,7 @@ def test_the_noise_is_that_of_the_guarantee(method: str, relation: Any, trust: A
 
 def test_the_noise_of_records_is_that_of_the_run() -> None:
     problem = of_records(40, 60, 20)
-    privacy = Privacy(epsilon=2, unit="record", record_clip="auto")
+    privacy = Privacy(epsilon=2, unit="record", record_clip="auto", trust="local")
     for weights in ("equal", "records"):
         found = suggest(problem, privacy=privacy, weights=weights, rounds=4)
         run = train(problem, **found.settings, seed=0)
@@ -122,7 +122,7 @@ def test_without_privacy_the_usual_settings() -> None:
 
 def test_no_function_of_a_client_is_called() -> None:
     problem = Problem.from_functions([unseen] * 20, torch.zeros(7))
-    found = suggest(problem, privacy=Privacy(epsilon=1))
+    found = suggest(problem, privacy=Privacy(epsilon=1, trust="local"))
     assert found.facts == PublicFacts(clients=20, dimension=7)
     with pytest.raises(AssertionError, match="was called"):
         train(problem, **found.settings)
@@ -132,18 +132,20 @@ def test_no_record_is_read() -> None:
     parts = [Watched(30), Watched(50)]
     problem = Problem(nn.Linear(4, 3), F.cross_entropy, parts)
     before = [part.reads for part in parts]
-    suggest(problem, privacy=Privacy(epsilon=1))
-    assert suggest(problem, privacy=Privacy(epsilon=1, unit="record")).facts.records == (30, 50)
+    suggest(problem, privacy=Privacy(epsilon=1, trust="local"))
+    assert suggest(problem, privacy=Privacy(epsilon=1, unit="record", trust="local")).facts.records == (30, 50)
     assert [part.reads for part in parts] == before
 
 
 @pytest.mark.parametrize("unit", ["client", "record"])
 def test_other_records_get_the_same_suggestion(unit: Any) -> None:
-    privacy = Privacy(epsilon=1, unit=unit)
+    privacy = Privacy(epsilon=1, unit=unit, trust="local")
     one, other = (suggest(of_records(9, 12, shift=shift), privacy=privacy) for shift in (0.0, 100.0))
     assert one == other
-    sizes_alone = suggest(of_records(9, 12), privacy=Privacy(epsilon=1))
-    assert sizes_alone == suggest(of_records(90, 7), privacy=Privacy(epsilon=1))  # sizes of protected clients
+    sizes_alone = suggest(of_records(9, 12), privacy=Privacy(epsilon=1, trust="local"))
+    assert sizes_alone == suggest(
+        of_records(90, 7), privacy=Privacy(epsilon=1, trust="local")
+    )  # sizes of protected clients
 
 
 @pytest.mark.parametrize(
@@ -161,17 +163,25 @@ def test_facts_are_whole_numbers(facts: dict[str, Any], says: str) -> None:
         PublicFacts(**facts)
 
 
-RECORDS = Privacy(epsilon=1, unit="record")
+RECORDS = Privacy(epsilon=1, unit="record", trust="local")
 REFUSED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
-    "a method that is not covered": ((FACTS, "fedavg"), {"privacy": Privacy(epsilon=8)}, "no rule for the settings"),
-    "a method without a bound": ((FACTS, "gd"), {"privacy": Privacy(epsilon=8)}, "without a bound"),
+    "a method that is not covered": (
+        (FACTS, "fedavg"),
+        {"privacy": Privacy(epsilon=8, trust="local")},
+        "no rule for the settings",
+    ),
+    "a method without a bound": ((FACTS, "gd"), {"privacy": Privacy(epsilon=8, trust="local")}, "without a bound"),
     "a memory of records": ((FACTS, "normec"), {"privacy": RECORDS}, "only dpsgd-clip has a rule"),
     "records that are not counted": ((FACTS,), {"privacy": RECORDS}, "how many each client holds"),
     "sampled clients": ((FACTS,), {"privacy": Privacy(epsilon=8, trust="central", sampling=0.1)}, "leave out sampling"),
     "a number as privacy": ((FACTS,), {"privacy": 8}, "must be a normec.Privacy"),
     "an unknown method": ((FACTS, "normex"), {}, "did you mean 'normec'"),
     "no rounds": ((FACTS,), {"rounds": 0}, "rounds must be a whole number"),
-    "weights of nobody": ((FACTS,), {"privacy": Privacy(epsilon=8), "weights": [0.5, 0.5]}, "weights need a problem"),
+    "weights of nobody": (
+        (FACTS,),
+        {"privacy": Privacy(epsilon=8, trust="local"), "weights": [0.5, 0.5]},
+        "weights need a problem",
+    ),
 }
 
 
@@ -185,7 +195,7 @@ def test_what_no_rule_covers_is_refused(name: str) -> None:
 @pytest.mark.parametrize("method", rule.RULED)
 def test_a_suggestion_trains(method: str) -> None:
     problem = of_records(9, 12, 7)
-    found = suggest(problem, method, privacy=Privacy(epsilon=8), rounds=5)
+    found = suggest(problem, method, privacy=Privacy(epsilon=8, trust="local"), rounds=5)
     run = train(problem, **found.settings, seed=0)
     assert run.state.round == 5
     assert run.privacy is not None
@@ -207,7 +217,7 @@ def test_other_parts_of_the_statement_are_kept(method: str) -> None:
 def test_every_reason_is_a_sentence() -> None:
     for epsilon in (0.1, 1, 8, 100):
         for method in rule.RULED:
-            found: Suggestion = suggest(FACTS, method, privacy=Privacy(epsilon=epsilon))
+            found: Suggestion = suggest(FACTS, method, privacy=Privacy(epsilon=epsilon, trust="local"))
             for text in (*(one.reason for one in found.chosen), found.outlook):
                 assert text[0].isupper() or text[0] == "ε"
                 assert text.endswith(".")

@@ -45,7 +45,7 @@ def test_a_name_is_the_command_lines_method(name: str, private: bool) -> None:
 def test_the_usual_rounds() -> None:
     of = problem()
     assert train(of, "gd", device="cpu").state.round == 300
-    assert train(of, "clip21", privacy=Privacy(epsilon=8)).state.round == 50
+    assert train(of, "clip21", privacy=Privacy(epsilon=8, trust="local")).state.round == 50
     assert train(of, "gd", rounds=3).state.round == 3
 
 

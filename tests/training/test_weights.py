@@ -273,7 +273,7 @@ def test_the_weighted_mean_has_each_client_s_own_noise(noise: Any) -> None:
 
     clients = [TensorDataset(torch.ones(size, wide), torch.zeros(size, 1)) for size in sizes]
     flat = Problem(Flat(), F.mse_loss, clients)
-    privacy = Privacy(sigma=0.5, unit="record", record_clip=1.0, noise=noise)
+    privacy = Privacy(sigma=0.5, unit="record", record_clip=1.0, noise=noise, trust="local")
     run = train(flat, DPSGD(Clip(1.0)), lr=1.0, rounds=1, seed=0, weights="records", privacy=privacy)
     assert run.privacy is not None
     expected = 0.5 * math.sqrt(sum((size / 75 * 5 / size) ** 2 for size in sizes))
@@ -346,17 +346,17 @@ def test_a_private_count_is_no_weight() -> None:
     how: dict[str, Any] = {"lr": 0.1, "rounds": 2}
     for weights in ("records", shares):
         with pytest.raises(UsageError, match="public_sizes"):
-            train(problem(), NormEC(0.1, 0.3), weights=weights, privacy=Privacy(epsilon=4), **how)  # type: ignore[arg-type]
+            train(problem(), NormEC(0.1, 0.3), weights=weights, privacy=Privacy(epsilon=4, trust="local"), **how)  # type: ignore[arg-type]
         declared = train(
             problem(),
             NormEC(0.1, 0.3),
             weights=weights,  # type: ignore[arg-type]
-            privacy=Privacy(epsilon=4),
+            privacy=Privacy(epsilon=4, trust="local"),
             public_sizes=True,
             **how,
         )
         assert declared.finished
-    record = Privacy(epsilon=4, unit="record", record_clip=1.0)
+    record = Privacy(epsilon=4, unit="record", record_clip=1.0, trust="local")
     assert train(problem(), DPSGD(Clip(1.0)), weights="records", privacy=record, **how).finished
 
 

@@ -97,13 +97,14 @@ class LoopEngine(BlockEngine):
         seed_generators(derive_seed(self._seed, "model", client, round), x.device)
         point = x.detach().clone().requires_grad_()  # a model may write to its parameters
         divisor = float(self.divisors[client])
+        uniforms = self._uniforms(client, rows, round, x.device)
         if self._clip is not None and isinstance(self._problem, Problem):
             if self._record_blocks is None:
                 self._record_blocks = record_blocks(self._problem)
                 seed_generators(derive_seed(self._seed, "model", client, round), x.device)
-            return clipped_gradient(self._problem, x, client, rows, self._clip, divisor, self._record_blocks)
+            blocks = self._record_blocks
+            return clipped_gradient(self._problem, x, client, rows, self._clip, divisor, blocks, uniforms=uniforms)
         own = {name: values[client] for name, values in buffers.items()}
-        uniforms = self._uniforms(client, rows, round, x.device)
         with torch.enable_grad(), autocast(x.device, self.precision):
             poisson = None if rows is None or len(rows) == divisor else divisor
             loss = self._problem.client_loss(point, client, rows, own, uniforms, poisson)
@@ -149,8 +150,11 @@ def clipped_gradient(
     divisor: float,
     blocks: Sequence[int],
     shares: Shares = record_shares,
+    uniforms: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (loss, gradient) of a client on its records `rows` (None: all), in float64.
+
+    `uniforms` ``[B, draws]`` are for the augmentation, which sees one record at a time.
 
     The gradient of each record is bounded by `clip`, as `shares` does it, in blocks of the sizes `blocks`; their sum is
     divided by `divisor`. The penalty depends on no record, so its gradient is added unclipped. The loss is for the
@@ -159,6 +163,8 @@ def clipped_gradient(
     refuse_collated_records(problem)
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
+    if some and isinstance(inputs, Tensor):  # an augmentation is for inputs in one tensor
+        inputs = problem.augmented_by_record(inputs, uniforms)
     total, losses = torch.zeros_like(x, dtype=torch.float64), x.new_zeros((), dtype=torch.float64)
     for start, size in _cover(size_of(inputs), blocks):
         part = slice(start, start + size)

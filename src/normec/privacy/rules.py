@@ -11,7 +11,9 @@ R1 client, replace: both messages lie in the ball of radius b, Δ = 2b.  R2 clie
 R3 record without a clip per record: one record can reverse the normalised vector, Δ = 2b in both relations.
 R4 record with a clip per record and a fixed normaliser: Δ_k of `record_sensitivity`. C is the largest norm of what one
    record adds to its client's sum: that of the clip; 1 for record_clip="auto", because ‖g/(‖g‖ + γ)‖ < 1; and with L
-   layers that are bounded alone by C/√L, √(Σ_l C²/L) = C again.
+   layers that are bounded alone by C/√L, √(Σ_l C²/L) = C again. The normaliser is the number of the client's records,
+   the batch size, or the expected size of a Poisson batch. Batches of a fixed size count in every round as if the
+   record were in all of them. An augmentation sees one record, and the clip bounds what it makes of it.
 
 Local steps leave R1, R2 and S1 as they are. These rules use one fact of a client's message, ‖m_i‖ <= b, and this holds
 for every update that Ψ is given. A client's local steps read x, its own data and its own coins, and nothing of them is
@@ -258,11 +260,14 @@ def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden
         if moved < (1 - 1e-12) * min(cap, facts.lipschitz * shift):  # the largest ω_i s_i is that of a capped client
             shift = moved / facts.lipschitz
         return Sensitivity(cap, facts.lipschitz, shift)
+    if facts.lipschitz * shift >= cap:  # the clip gains nothing: R3, whatever the memory holds
+        return Sensitivity(cap)
     keep = 1 - facts.decay
     if facts.beta * facts.lipschitz > 2 * keep:
         limit = 2 * keep / facts.lipschitz
         _refuse(
-            f"the record rule needs beta <= {limit:g} here, got {facts.beta:g}; lower beta or leave out record_clip"
+            f"the record rule needs beta <= {limit:g} here, got {facts.beta:g}; lower beta, or give a record_clip so "
+            f"large that it clips nothing"
         )
     return Sensitivity(cap, facts.lipschitz, shift, facts.beta * moved, keep)
 

@@ -66,8 +66,8 @@ class Privacy:
         delta: The target δ.
         unit: What is protected: all data of one "client", or one "record" of one client.
         relation: "zero-out": the unit is absent (an absent client sends noise only). "replace": it is another one.
-        trust: The server sees each message ("local"), sees only the sum ("secure-sum"), or adds the noise itself
-            ("central").
+        trust: The server sees only the sum of the messages ("secure-sum"), sees each message ("local"), or adds the
+            noise itself ("central").
         sampling: The rate at which clients are sampled, by Poisson coins that are kept secret; the gain is claimed.
             None claims nothing.
         honest: Under "secure-sum", how many clients in every sum keep their noise secret, the protected one included
@@ -81,7 +81,8 @@ class Privacy:
         replay: Take the noise from the paper's own formula for `epsilon`, in one of its readings. It is not a target;
             the true ε is reported.
         record_clip: The norm to which every record's gradient is clipped before the client's mean is taken, or "auto"
-            for g/(‖g‖ + 0.01), which has no threshold to choose and whose norm is below 1.
+            for g/(‖g‖ + 0.01), which has no threshold to choose and whose norm is below 1. If it is None, `train` uses
+            "auto" for protected records wherever a rule covers it; a very large number clips nothing.
         record_clip_by: Whether the clip bounds a record's whole gradient ("record"), or each of the model's L trainable
             tensors alone by 1/√L of it ("layer").
         noise_schedule: How the noise is divided over the rounds: "constant", "best" (the least noise in the last model
@@ -93,7 +94,7 @@ class Privacy:
         UsageError: A value is unknown or out of range, or two of them contradict each other.
 
     Example:
-        >>> Privacy(epsilon=8, trust="secure-sum").delta
+        >>> Privacy(epsilon=8).delta
         1e-05
     """
 
@@ -101,7 +102,7 @@ class Privacy:
     delta: float = 1e-5
     unit: Unit = "client"
     relation: Relation = "zero-out"
-    trust: Trust = "local"
+    trust: Trust = "secure-sum"
     sampling: float | None = None
     honest: int | None = None
     noise: Noise | None = None
@@ -176,6 +177,11 @@ class Privacy:
         Simulations in one process pass "seeded"; real parties and ranks pass "secure".
         """
         return self if self.noise is not None else dataclasses.replace(self, noise=default)
+
+    def with_record_clip(self, default: float | Literal["auto"]) -> Privacy:
+        """This statement with `record_clip` set to `default` if it protects records and has none."""
+        clipped = self.unit != "record" or self.record_clip is not None
+        return self if clipped else dataclasses.replace(self, record_clip=default)
 
     def for_rounds(self, rounds: int) -> Privacy:
         """This statement with the values of a `noise_schedule` that is a function written out for `rounds` rounds."""

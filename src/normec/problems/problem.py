@@ -517,6 +517,12 @@ class Problem:
             return augment(inputs, uniforms)
         return torch.stack([augment(own, drawn) for own, drawn in zip(inputs, uniforms, strict=True)])
 
+    def augmented_by_record(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
+        """Return records ``[B, ...]`` of one client after the augmentation, which sees one record at a time."""
+        if uniforms is None:
+            return inputs
+        return self.augmented_by_client(inputs[:, None], uniforms[:, None])[:, 0]
+
     def prepared_by_client(self, inputs: Tensor, uniforms: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return records ``[c, B, ...]`` augmented and `prepared`, flattened to ``[c * B, ...]``.
 

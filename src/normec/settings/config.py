@@ -254,8 +254,8 @@ class RunConfig(BaseModel):
         None,
         "Norm to which each record's gradient is clipped, with unit = record, or auto for a norm below 1",
         "privacy",
-        unset="auto with unit = record; none with batch_size, local steps or augmentation, and in a federation",
-        follows=("unit", "private", "batch_size", "local_steps", "local_epochs", "data", "augment"),
+        unset="auto with unit = record; none in a federation",
+        follows=("unit", "private", "local_steps", "local_epochs"),
         federated=True,
     )
     record_clip_by: Literal["record", "layer"] | None = setting(
@@ -490,8 +490,7 @@ class RunConfig(BaseModel):
         Without a clip per record, one record counts as much as a whole client.
         """
         local = self.local_steps is not None or self.local_epochs is not None
-        augmented = self.augment and self.data == "cifar10"
-        covered = self.private and self.unit == "record" and self.batch_size is None and not local and not augmented
+        covered = self.private and self.unit == "record" and not local
         return "auto" if self.record_clip is None and covered else self.record_clip
 
     def record(self, names: Iterable[str] | None = None) -> dict[str, Any]:

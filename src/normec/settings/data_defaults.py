@@ -23,7 +23,7 @@ _HEART_DISEASE: Mapping[str, Settings] = {
     "clip21": {"tau": 0.3, "lr": 0.2, "rounds": 10},
 }
 
-_WITHOUT_RECORD_CLIP = ("batch_size", "local_steps", "local_epochs")  # settings with which records are not clipped
+_WITHOUT_RECORD_CLIP = ("local_steps", "local_epochs")  # settings with which records are not clipped
 
 
 def usual_settings(given: Settings) -> dict[str, Any]:

@@ -287,11 +287,18 @@ def _compare_records(problem: Problem, seed: int) -> None:
         if not torch.equal(once, again):
             raise UsageError("the records of client 0 change between two reads; keep no state in a data set")
     disturbed = tree_map(lambda leaf: _altered_rows(leaf, slice(1, None)), usual[0]), usual[1]
+    uniforms = None
+    if problem.augment is not None:
+        whose, device = torch.zeros(1, dtype=torch.int64), problem.x0.device
+        drawn = Stream(seed, "augment").uniform(whose, 0, size_of(usual[0]) * problem.augment.draws)
+        uniforms = drawn.view(-1, problem.augment.draws).to(device)
 
     def first(*batches: tuple[Tree, Tree]) -> Tensor:
         parts = _with_parts(problem, problem, _fresh)
         for inputs, targets in batches:
             seed_generators(derive_seed(seed, "model", 0, 0), problem.x0.device)
+            if isinstance(inputs, Tensor):
+                inputs = parts.augmented_by_record(inputs, uniforms)
             grads, _ = record_gradients(parts, problem.x0, inputs, targets)
         return grads[0]
 

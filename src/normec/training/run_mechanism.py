@@ -64,12 +64,8 @@ def mechanism_of(
     if privacy.record_clip is not None:
         if problem.sizes is None:
             raise UsageError("record_clip needs records; plain functions have none")
-        if plan.batch_size is not None:
-            raise UsageError("record_clip goes with full local gradients or batch_rate, not with batch_size")
         if isinstance(problem, Problem):
             refuse_collated_records(problem)
-        if problem.augment is not None:
-            raise UsageError("record_clip does not go with augmentation yet; leave one of them out")
     match plan.participation:
         case Poisson(rate):
             clients = Sampling(rate, "poisson", amplify=privacy.sampling is not None)

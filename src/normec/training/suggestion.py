@@ -258,8 +258,7 @@ def suggest(
     if privacy is None:
         return _without_noise(name, public_facts(problem), rounds, weights, public_sizes)
     _refuse_uncovered(name, privacy)
-    if by_record and privacy.record_clip is None:
-        privacy = dataclasses.replace(privacy, record_clip="auto")
+    privacy = privacy.with_record_clip("auto")
     facts = public_facts(problem, records=by_record)
     factors = None
     if not isinstance(problem, PublicFacts):

@@ -194,7 +194,7 @@ def train(
                 if loop.storage.out is not None:
                     record_divergence(loop.storage.settings, loop.storage.out, error)
                 raise
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         # PyTorch raises these where a model, a loss and records do not fit together; ours have said what is wrong.
         if isinstance(problem, Problem) and not type(error).__module__.startswith("normec."):
             problem.refuse_misfit("the model or its loss")
@@ -230,6 +230,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     seed, warmup = map(_plain, (options.seed, options.warmup))
     log_every, evaluate_every = map(_plain, (logging.every, logging.evaluate_every))
     privacy = options.privacy.with_noise("seeded") if options.privacy is not None else None
+    if privacy is not None and local is None and _has_single_records(problem) and isinstance(compute.engine, str):
+        privacy = privacy.with_record_clip("auto")
     at_least(0, seed=seed or 0)
     batch_rate = options.batch_rate
     initial_memory = memory.initial
@@ -425,6 +427,11 @@ def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) 
     there = problem.x0.device
     near = device.type == there.type and device.index in (None, there.index)
     return problem if near and dtype in (None, problem.x0.dtype) else problem.to(device, dtype)
+
+
+def _has_single_records(problem: Objective) -> bool:
+    """Whether the records of clients can be clipped one by one."""
+    return isinstance(problem, Problem) and problem.form.collate is None
 
 
 def _draws_in_secret(privacy: Privacy | None, seed: int | None) -> bool:

@@ -171,8 +171,8 @@ def test_too_few_runs_and_other_units_are_refused() -> None:
     with pytest.raises(UsageError, match="clients must be a whole number >= 4"):
         audit_method(NormEC(0.01, 0.1), privacy, clients=3)
     with pytest.raises(UsageError, match="needs record_clip and the records of each of the 4 clients"):
-        audit_method(NormEC(0.01, 0.1), Privacy(epsilon=8, unit="record"))
-    record = Privacy(epsilon=8, unit="record", record_clip=1.0)
+        audit_method(NormEC(0.01, 0.1), Privacy(epsilon=8, unit="record", trust="local"))
+    record = Privacy(epsilon=8, unit="record", record_clip=1.0, trust="local")
     with pytest.raises(UsageError, match="keeps a state"):
         audit_method(NormEC(0.01, 0.1), record, records=PATIENTS)
     with pytest.raises(UsageError, match="records are for an audit at record level"):
@@ -506,7 +506,7 @@ def test_wrong_noise_of_single_hospitals_is_refuted(
     plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plant(monkeypatch)
-    privacy = Privacy(epsilon=4, unit="record", record_clip=1.0, noise="seeded")
+    privacy = Privacy(epsilon=4, unit="record", record_clip=1.0, noise="seeded", trust="local")
     found = audit_method(DPSGD(Clip(1.0)), privacy, weights=HOSPITALS, records=PATIENTS, **SMALL)
     assert found.violated, found
 

@@ -92,7 +92,9 @@ def test_diagnostics_add_what_is_not_covered_and_say_so() -> None:
     assert RECORDED in run.privacy.notes
 
 
-@pytest.mark.parametrize("privacy", [PRIVACY, Privacy(epsilon=8, trust="local"), Privacy(epsilon=8, memory="noisy")])
+@pytest.mark.parametrize(
+    "privacy", [PRIVACY, Privacy(epsilon=8, trust="local"), Privacy(epsilon=8, memory="noisy", trust="local")]
+)
 def test_diagnostics_change_no_number_of_the_run(privacy: Privacy) -> None:
     quiet, asked = (
         train(problem(), NormEC(0.1, 0.1), privacy=privacy, seed=0, **recorded) for recorded in (RUN, DIAGNOSED)

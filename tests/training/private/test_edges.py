@@ -98,7 +98,7 @@ def test_two_runs_of_one_seed_share_no_noise() -> None:
 
     def noise(sigma: float, method: Any) -> Tensor:
         zeros = Problem.from_functions([lambda x: 0 * x.sum()] * 2, torch.zeros(3000, dtype=torch.float64))
-        run = train(zeros, method, lr=0.1, rounds=1, seed=3, privacy=Privacy(sigma=sigma))
+        run = train(zeros, method, lr=0.1, rounds=1, seed=3, privacy=Privacy(sigma=sigma, trust="local"))
         return run.state.estimate / sigma
 
     first = noise(1.0, DPSGD(SmoothedNorm(0.1)))
@@ -141,7 +141,7 @@ def test_refusals(tmp_path: Path) -> None:
         train(problem(), NormEC(0.1, 0.05), privacy=Privacy(**SUM, sampling=0.5, noise="secure"), **common)
     with pytest.raises(UsageError, match="over their bound"):
         train(problem(), NormEC(0.1, 0.05), privacy=Privacy(**SUM), compute=Compute(dtype=torch.bfloat16), **common)
-    clipped = Privacy(epsilon=8, unit="record", record_clip=0.1)
+    clipped = Privacy(epsilon=8, unit="record", record_clip=0.1, trust="local")
     engine: Any = choose_engine("loop", problem(), None, 0)
     with pytest.raises(UsageError, match="may not clip"):
         train(problem(), NormEC(0.5, 0.05), privacy=clipped, compute=Compute(engine=engine), **common)

@@ -83,7 +83,9 @@ class StopFirst(Stop):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("privacy", [None, Privacy(epsilon=5, trust="secure-sum"), Privacy(epsilon=5, noise="secure")])
+@pytest.mark.parametrize(
+    "privacy", [None, Privacy(epsilon=5, trust="secure-sum"), Privacy(epsilon=5, noise="secure", trust="local")]
+)
 def test_a_run_that_is_interrupted_before_its_first_round_can_be_read_and_continued(
     tmp_path: Path, privacy: Privacy | None
 ) -> None:
@@ -210,9 +212,9 @@ def test_a_ledger_that_was_touched_stops_the_run(tmp_path: Path, damage: str) ->
 
 
 def test_another_statement_is_another_run(tmp_path: Path) -> None:
-    train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=Privacy(epsilon=5), **RUN)
+    train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=Privacy(epsilon=5, trust="local"), **RUN)
     with pytest.raises(UsageError, match="another configuration: epsilon is 5 there, 6 here"):
-        train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=Privacy(epsilon=6), **RUN)
+        train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=Privacy(epsilon=6, trust="local"), **RUN)
     with pytest.raises(UsageError, match="another configuration: it is private there, and not here"):
         train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", **RUN)
 
@@ -236,7 +238,7 @@ def test_a_folder_that_was_restored_or_deleted_is_refused_by_a_witness(noise: An
 
 @pytest.mark.parametrize("missing", ["privacy", "out"])
 def test_a_witness_needs_a_ledger(missing: str, tmp_path: Path) -> None:
-    options: dict[str, Any] = {"privacy": Privacy(epsilon=8.0), "out": tmp_path / "run"}
+    options: dict[str, Any] = {"privacy": Privacy(epsilon=8.0, trust="local"), "out": tmp_path / "run"}
     del options[missing]
     with pytest.raises(UsageError, match="witness counts the lines of the ledger"):
         train(problem(), NormEC(0.1, 0.1), lr=0.1, rounds=2, storage=Storage(witness=tmp_path / "witness"), **options)
@@ -248,7 +250,7 @@ def test_the_optimizer_s_ledger_has_a_witness_too(tmp_path: Path) -> None:
     def stepped() -> None:
         x = nn.Parameter(torch.zeros(3))
         options: dict[str, Any] = {"ledger": home / "ledger.jsonl", "witness": tmp_path / "witness", "rounds": 9}
-        optimizer = ClientOptimizer([x], NormEC(0.1, 0.1), 0.1, privacy=Privacy(epsilon=8.0), **options)
+        optimizer = ClientOptimizer([x], NormEC(0.1, 0.1), 0.1, privacy=Privacy(epsilon=8.0, trust="local"), **options)
         x.grad = torch.ones(3)
         optimizer.step()
         optimizer.close()

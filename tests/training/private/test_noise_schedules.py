@@ -199,7 +199,7 @@ def test_a_folder_of_another_schedule_is_refused(tmp_path: Path) -> None:
     files = snapshot(tmp_path / "run")
     assert run([1.0 + t for t in range(12)]).finished  # the same numbers
     for other in ("constant", "best"):
-        with pytest.raises(UsageError, match="privacy"):
+        with pytest.raises(UsageError, match="noise_schedule is "):
             run(other)
     assert files["ledger.jsonl"] == snapshot(tmp_path / "run")["ledger.jsonl"]
 
@@ -222,7 +222,9 @@ def test_releases_beyond_the_schedule_exceed_the_budget() -> None:
 def test_constant_numbers_are_the_constant_schedule_but_for_its_name(method: Method) -> None:
     """The same σ in every round, to rounding; the noise has another name, for the statement is another one."""
     found = [
-        train(bowls(), method, lr=0.05, rounds=9, privacy=Privacy(epsilon=5, noise_schedule=schedule)).privacy
+        train(
+            bowls(), method, lr=0.05, rounds=9, privacy=Privacy(epsilon=5, noise_schedule=schedule, trust="local")
+        ).privacy
         for schedule in ("constant", [7.0] * 9, "linear:1", "exponential:1")
     ]
     sigmas = [spent.sigma for spent in found if spent is not None]
@@ -231,8 +233,8 @@ def test_constant_numbers_are_the_constant_schedule_but_for_its_name(method: Met
 
 def test_the_constant_schedule_leaves_no_trace() -> None:
     """Names of noise, folders and ledgers of runs without a schedule are those of earlier versions."""
-    assert "noise_schedule" not in Privacy(epsilon=5, noise_schedule="constant").to_dict()
-    assert Privacy(epsilon=5) == Privacy(epsilon=5, noise_schedule="constant")
+    assert "noise_schedule" not in Privacy(epsilon=5, noise_schedule="constant", trust="local").to_dict()
+    assert Privacy(epsilon=5, trust="local") == Privacy(epsilon=5, noise_schedule="constant", trust="local")
 
 
 @pytest.mark.slow

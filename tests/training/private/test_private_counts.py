@@ -27,14 +27,21 @@ def problem(*sizes: int) -> Problem:
 def test_epochs_of_batches_are_refused_where_clients_are_protected(tmp_path: Path) -> None:
     """One client with many more records would change rounds and noise of the whole run."""
     with pytest.raises(UsageError, match="give rounds, or declare") as error:
-        train(problem(8, 8), DPSGD(Clip(1.0)), epochs=3, privacy=Privacy(epsilon=8), out=tmp_path / "run", **BATCHES)
+        train(
+            problem(8, 8),
+            DPSGD(Clip(1.0)),
+            epochs=3,
+            privacy=Privacy(epsilon=8, trust="local"),
+            out=tmp_path / "run",
+            **BATCHES,
+        )
     assert "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
 
 
 def test_rounds_and_noise_are_the_same_whatever_the_clients_hold() -> None:
     runs = [
-        train(problem(*sizes), DPSGD(Clip(1.0)), rounds=5, privacy=Privacy(epsilon=8), **BATCHES)
+        train(problem(*sizes), DPSGD(Clip(1.0)), rounds=5, privacy=Privacy(epsilon=8, trust="local"), **BATCHES)
         for sizes in ((8, 8), (8, 300))
     ]
     assert runs[0].privacy == runs[1].privacy
@@ -42,21 +49,32 @@ def test_rounds_and_noise_are_the_same_whatever_the_clients_hold() -> None:
 
 
 def test_numbers_that_are_declared_public_are_noted() -> None:
-    run = train(problem(8, 8), DPSGD(Clip(1.0)), epochs=3, privacy=Privacy(epsilon=8), public_sizes=True, **BATCHES)
+    run = train(
+        problem(8, 8),
+        DPSGD(Clip(1.0)),
+        epochs=3,
+        privacy=Privacy(epsilon=8, trust="local"),
+        public_sizes=True,
+        **BATCHES,
+    )
     assert run.rounds == 6
     assert run.privacy is not None
     assert any("records of the clients are assumed to be public" in note for note in run.privacy.notes)
 
 
 def test_where_records_are_protected_their_number_is_public_already() -> None:
-    run = train(problem(8, 8), DPSGD(Clip(1.0)), epochs=3, privacy=Privacy(epsilon=8, unit="record"), **BATCHES)
+    run = train(
+        problem(8, 8), DPSGD(Clip(1.0)), epochs=3, privacy=Privacy(epsilon=8, unit="record", trust="local"), **BATCHES
+    )
     assert run.rounds == 6
     assert run.privacy is not None
     assert any("how many records a client has" in gap for gap in run.privacy.not_covered)
 
 
 def test_epochs_of_full_gradients_are_rounds_whatever_the_clients_hold() -> None:
-    assert train(problem(8, 30), DPSGD(Clip(1.0)), lr=0.1, epochs=3, privacy=Privacy(epsilon=8)).rounds == 3
+    assert (
+        train(problem(8, 30), DPSGD(Clip(1.0)), lr=0.1, epochs=3, privacy=Privacy(epsilon=8, trust="local")).rounds == 3
+    )
 
 
 def test_a_configuration_is_refused_before_any_data_are_read() -> None:

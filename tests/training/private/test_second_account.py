@@ -203,14 +203,16 @@ def test_sampled_clients(name: str, weights: Any, schedule: Any, drawn: Drawn) -
     assert low <= run.privacy.epsilon <= 1.01 * high
 
 
-def shifts_of_records(method: Any, clip: float, relation: str, hidden: bool) -> np.ndarray[Any, Any]:
+def shifts_of_records(
+    method: Any, clip: float, relation: str, hidden: bool, batch_size: int = max(SIZES)
+) -> np.ndarray[Any, Any]:
     """How far one record of each client moves its message in each round, ``[clients, rounds]``."""
     operator = method.operator
     slope, bound = (1 / operator.alpha, 1.0) if isinstance(operator, SmoothedNorm) else (1.0, operator.tau)
     beta, keep = (method.beta, 1 - method.decay) if hidden else (0.0, 1.0)
     shifts = np.zeros((len(SIZES), ROUNDS))
     for i, size in enumerate(SIZES):
-        moved, apart = clip / size * (1 if relation == "zero-out" else 2), 0.0
+        moved, apart = clip / min(size, batch_size) * (1 if relation == "zero-out" else 2), 0.0
         for k in range(ROUNDS):
             shifts[i, k] = min(2 * bound, slope * (moved + apart))
             apart = keep * apart + beta * min(slope * moved, 2 * bound)
@@ -263,6 +265,18 @@ def test_records(
     # Where clients differ, the rule takes each part of Δ at its largest over the clients.
     assert run.privacy.epsilon >= expected * (1 - 1e-7)
     assert run.privacy.epsilon <= expected * (1.05 if hidden and weights == "records" else 1 + 1e-7)
+
+
+@pytest.mark.parametrize("relation", ["zero-out", "replace"])
+@pytest.mark.parametrize(("method", "hidden"), [(NORMEC, True), (DPSGD(Clip(0.3)), False)], ids=["memory", "none"])
+def test_batches_of_a_fixed_size(method: Any, hidden: bool, relation: Any, drawn: Drawn) -> None:
+    """A record counts in every round as if it were in the batch; no clip was asked for, and all are normalised."""
+    privacy = Privacy(epsilon=4, delta=DELTA, unit="record", trust="central", relation=relation)
+    run = train(clients(), method, lr=0.1, rounds=ROUNDS, seed=3, batch_size=6, privacy=privacy)
+    worst = shifts_of_records(method, 1.0, relation, hidden, batch_size=6).max(0)
+    shifts = [shift / sigma for shift, sigma in zip(worst, noise_faced(drawn, privacy, [0.25] * 4), strict=True)]
+    assert run.privacy is not None
+    assert run.privacy.epsilon == pytest.approx(epsilon_of_gaussians(shifts), rel=1e-7)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "given"])

@@ -55,12 +55,16 @@ def test_an_outsider_without_the_secret_does_not() -> None:
 
 
 def test_without_a_seed_every_private_run_has_other_noise_and_a_plain_run_repeats() -> None:
-    private = [train(bowls(3), NormEC(0.1, 0.1), lr=0.1, rounds=3, privacy=Privacy(epsilon=8)).x for _ in range(2)]
+    private = [
+        train(bowls(3), NormEC(0.1, 0.1), lr=0.1, rounds=3, privacy=Privacy(epsilon=8, trust="local")).x
+        for _ in range(2)
+    ]
     assert not torch.equal(*private)
     plain = [train(bowls(3), NormEC(0.1, 0.1), lr=0.1, rounds=3, participation=Poisson(0.5)).x for _ in range(2)]
     assert torch.equal(*plain)
     seeded = [
-        train(bowls(3), NormEC(0.1, 0.1), lr=0.1, rounds=3, seed=5, privacy=Privacy(epsilon=8)).x for _ in range(2)
+        train(bowls(3), NormEC(0.1, 0.1), lr=0.1, rounds=3, seed=5, privacy=Privacy(epsilon=8, trust="local")).x
+        for _ in range(2)
     ]
     assert torch.equal(*seeded)
 
@@ -138,7 +142,7 @@ def test_a_damaged_secret_is_refused_in_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("noise", [None, "seeded", "secure"])
 def test_seeded_noise_is_called_a_simulation_wherever_the_run_speaks(noise: str | None) -> None:
-    run = train(bowls(3), METHOD, lr=0.1, rounds=2, privacy=Privacy(epsilon=8, noise=noise))  # type: ignore[arg-type]
+    run = train(bowls(3), METHOD, lr=0.1, rounds=2, privacy=Privacy(epsilon=8, noise=noise, trust="local"))  # type: ignore[arg-type]
     assert run.privacy is not None
     simulated = noise != "secure"
     assert run.privacy.simulation == simulated
@@ -176,7 +180,7 @@ def test_another_secret_than_the_run_s_own_is_refused(tmp_path: Path, text: str)
     ],
 )
 def test_what_is_logged_changes_no_bit_of_a_private_run(watching: dict[str, int]) -> None:
-    options = {"lr": 0.1, "rounds": 8, "seed": 4, "privacy": Privacy(epsilon=8)}
+    options = {"lr": 0.1, "rounds": 8, "seed": 4, "privacy": Privacy(epsilon=8, trust="local")}
     assert torch.equal(train(bowls(3), METHOD, **options).x, train(bowls(3), METHOD, **options, **watching).x)
 
 

@@ -116,7 +116,7 @@ def test_warm_up_moves_the_memories_and_not_x() -> None:
         lr=0.1,
         rounds=21,
         warmup=20,
-        privacy=Privacy(sigma=1e-9),
+        privacy=Privacy(sigma=1e-9, trust="local"),
         logging=Logging(diagnostics=True),
     )
     torch.testing.assert_close(run.x, -0.1 * run.state.estimate)  # one step, after twenty rounds at the start
@@ -157,8 +157,15 @@ def test_sampling_that_is_claimed_is_the_sampling_that_happens() -> None:
 
 
 def test_sampling_that_is_not_claimed_gains_nothing_and_is_noted() -> None:
-    run = train(bowls(8), NormEC(0.1, 0.1), lr=0.1, rounds=10, privacy=Privacy(sigma=2.0), participation=Poisson(0.5))
-    full = train(bowls(8), NormEC(0.1, 0.1), lr=0.1, rounds=10, privacy=Privacy(sigma=2.0))
+    run = train(
+        bowls(8),
+        NormEC(0.1, 0.1),
+        lr=0.1,
+        rounds=10,
+        privacy=Privacy(sigma=2.0, trust="local"),
+        participation=Poisson(0.5),
+    )
+    full = train(bowls(8), NormEC(0.1, 0.1), lr=0.1, rounds=10, privacy=Privacy(sigma=2.0, trust="local"))
     assert run.privacy is not None
     assert full.privacy is not None
     assert run.privacy.epsilon == full.privacy.epsilon
@@ -207,7 +214,14 @@ def test_batch_norm_is_refused_and_so_is_any_buffer_that_follows_the_data(tmp_pa
     for model, reason in ((network, "BatchNorm"), (Follows(), "the buffer seen changes")):
         problem = Problem(model, torch.nn.functional.cross_entropy, data)
         with pytest.raises(UsageError, match=reason):
-            train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=2, privacy=Privacy(epsilon=8), out=tmp_path / "run")
+            train(
+                problem,
+                NormEC(0.1, 0.1),
+                lr=0.1,
+                rounds=2,
+                privacy=Privacy(epsilon=8, trust="local"),
+                out=tmp_path / "run",
+            )
         assert not (tmp_path / "run").exists()
 
 
@@ -216,14 +230,16 @@ def test_a_broken_gradient_is_never_sent(tmp_path: Path) -> None:
         [lambda x: (x**2).sum(), lambda x: x.sum() * math.nan], torch.zeros(3, dtype=torch.float64)
     )
     with pytest.raises(Diverged, match="client 1"):
-        train(problem, NormEC(0.1, 0.1), lr=0.1, rounds=3, privacy=Privacy(epsilon=8), out=tmp_path / "run")
+        train(
+            problem, NormEC(0.1, 0.1), lr=0.1, rounds=3, privacy=Privacy(epsilon=8, trust="local"), out=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("reading", ["per-coordinate", "total-norm", "variance"])
 def test_the_paper_s_formula_reports_what_it_really_gives(reading: str) -> None:
     """The paper's 'epsilon = 8' for 300 messages, local, zero-out: what it really is."""
-    privacy = Privacy(epsilon=8, replay=reading)  # type: ignore[arg-type]
+    privacy = Privacy(epsilon=8, replay=reading, trust="local")  # type: ignore[arg-type]
     run = train(zeros(1), NormEC(0.01, 0.1), lr=0.1, rounds=300, privacy=privacy)
     assert run.privacy is not None
     expected = {"per-coordinate": 7.3462, "variance": math.sqrt(7.3462), "total-norm": 7.3462 / math.sqrt(D)}

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from ...algorithms.operators import norms
+from ...data.augment import treats_records_alone
 from ...errors import UsageError
 from ...gradients.engine import Engine
 from ...gradients.local_steps import LocalEngine, OneByOne
@@ -115,8 +116,9 @@ class ProblemOracle(GradientOracle):
         if self._records_checked:
             return
         problem = self._problem
-        if problem.augment is not None:
-            raise UsageError("record_clip does not go with augmentation yet; leave one of them out")
+        if not treats_records_alone(problem.augment):
+            # Code of the user that fails for one record would take the whole message with it.
+            raise UsageError("record_clip at a party goes with the augmentations of normec.data; use one, or none")
         if problem.penalty is not None:
             # At an x that the server chooses, the slope of the penalty may be so large that the sum of the records is
             # rounded to a multiple of it: one record would then move the message by far more than its share.
@@ -148,8 +150,12 @@ class ProblemOracle(GradientOracle):
             if x.dtype not in self._blocks:
                 self._blocks[x.dtype] = record_blocks(problem)
             seed_generators(seed, x.device)
+            uniforms = None
+            if problem.augment is not None:
+                count = int(problem.records.sizes[0]) if rows is None else len(rows)
+                uniforms = torch.rand(count, problem.augment.draws)
             clip, blocks = terms.build(), self._blocks[x.dtype]
-            loss, grad = clipped_gradient(problem, x, 0, rows, clip, terms.divisor, blocks, _contained_shares)
+            loss, grad = clipped_gradient(problem, x, 0, rows, clip, terms.divisor, blocks, _contained_shares, uniforms)
         return grad, float(loss)
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:

@@ -144,8 +144,7 @@ class PrivacyTerms:
         bound = method.bound
         stated: dict[str, Any] = {"bound": float(bound) if math.isfinite(bound) else 0.0}
         if privacy is None:
-            names = ("unit", "relation", "trust")
-            stated |= {name: Privacy.__dataclass_fields__[name].default for name in names}
+            stated |= {"unit": "client", "relation": "zero-out", "trust": "local"}
             return PrivacyTerms(noise="none", sigma=0.0, delta=0.0, memory="clean", **stated)
         decided = privacy.with_noise(
             "secure"
