@@ -101,7 +101,7 @@ def test_no_sequence_of_requests_moves_a_message_further_than_is_charged(
         sent[:], noted[:] = [torch.from_numpy(numbers.normal(size=4) * sigma)], []
         for server in servers:
             server.method, server.sigma = method, sigma
-            server.privacy = Privacy(sigma=sigma, noise="secure", unit=unit, memory=memory)  # type: ignore[arg-type]
+            server.privacy = Privacy(sigma=sigma, noise="secure", unit=unit, memory=memory, trust="local")  # type: ignore[arg-type]
         one, other = (server.ask(x, **terms) for server in servers)
         assert type(one) is type(other), "whether a party answers does not depend on a record"
         if not isinstance(one, Reply) or not isinstance(other, Reply):
