@@ -102,3 +102,9 @@ def test_audit_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "dpsgd-norm" in said
     assert "not refuted" in said
+
+
+def test_the_audit_takes_turns_and_bands(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["privacy", "audit", "--method", "dpsgd-clip", "--trust", "central", "--trials", "192"]
+    assert run([*words, "--groups", "2", "--noise-bands", "3"]) == 2
+    assert "noise_bands = 3 is more than the 2 rounds between two turns" in capsys.readouterr().err

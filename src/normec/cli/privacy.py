@@ -140,6 +140,10 @@ def audit(
     noise_schedule: Annotated[str, typer.Option(help="How the noise changes by round; best for linear methods.")] = (
         "constant"
     ),
+    groups: Annotated[int, typer.Option(help="Groups of clients that take turns.")] = 1,
+    noise_bands: Annotated[
+        int, typer.Option(help="Rounds over which the noise is correlated, with --trust central and --groups.")
+    ] = 1,
     as_json: o.Json = False,
 ) -> int:
     """Try to refute the claimed ε: runs with and without a worst-case client. Exit code 1 if one is refuted."""
@@ -164,14 +168,18 @@ def audit(
         trust=_literal(trust),
         noise=_literal(noise),
         noise_schedule=noise_schedule,
+        noise_bands=noise_bands,
     )
+    clients = 4 if groups == 1 else 2 * groups + 2
     names = bounded if method == "all" else (method,)
     found = {}
     for name in names:
         print(f"auditing {name}", file=sys.stderr, flush=True)
         config = make(extra.get(name, {"method": name}))
         built, local = methods.build(config, dim=16), methods.local_steps(config)
-        found[name] = audit_method(built, privacy, rounds=rounds, trials=trials, local=local)
+        found[name] = audit_method(
+            built, privacy, clients=clients, rounds=rounds, trials=trials, local=local, groups=groups
+        )
     if as_json:
         facts = {
             name: {
