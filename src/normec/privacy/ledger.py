@@ -379,10 +379,12 @@ class Ledger:
                 f"{self._chain.path} was opened for {first.get('groups', 1)} groups of clients, got {self.groups};"
                 " keep the number of groups or start another ledger"
             )
-        stated = [line["privacy"] for line in rest if line["kind"] == AMENDMENT]
-        changed = self.privacy.difference(stated[-1] if stated else first["privacy"])
+        stated = [first["privacy"], *(line["privacy"] for line in rest if line["kind"] == AMENDMENT)][-1]
+        changed = self.privacy.difference(stated)
         grown = changed is not None and changed[0] == "epsilon" and None not in changed and changed[1] < changed[2]
-        if changed is not None and not (self._amend and grown):
+        if amended := self._amend and grown:  # nothing else may change together with ε
+            changed = self.privacy.difference({**stated, "epsilon": self.privacy.epsilon})
+        if changed is not None:
             name, before, now = changed
             raise UsageError(
                 f"{self._chain.path} was opened for {name} = {before!r}, got {now!r};"
@@ -393,5 +395,5 @@ class Ledger:
                 for event in charged_events([line]):
                     self._account.add(event)
                 self._take(line, self._account)
-        if changed is not None:
+        if amended:
             self._chain.append({"kind": AMENDMENT, "privacy": self.privacy.to_dict()})

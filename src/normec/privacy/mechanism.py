@@ -89,14 +89,18 @@ def facts_of(method: Method, dimension: int = 1) -> Facts:
     The record rule for hidden memories is proved only for error feedback (`ErrorFeedbackScheme`). A method with a state
     of another kind has no Lipschitz constant for the rules, because a record may act through the state.
     """
-    steps = Steps(method, torch.zeros(dimension))
-    scheme = has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS, "_forgotten") and all(
-        isinstance(inspect.getattr_static(method, name), int | float) for name in ("beta", "decay")
-    )  # numbers, not properties that may say something else the next time
+    steps, scheme = Steps(method, torch.zeros(dimension)), made_of_messages(method)
     claimed = claim_covers(method, "lipschitz", *CLIENT_FUNCTIONS) and (scheme or not steps.stateful)
     lipschitz = method.lipschitz if claimed and method.lipschitz is not None else math.inf
     beta, decay = (method.beta, method.decay) if isinstance(method, ErrorFeedbackScheme) else (1.0, 0.0)
     return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)
+
+
+def made_of_messages(method: Method) -> bool:
+    """Whether a client's state is the memory of error feedback: a function of the messages that were sent alone."""
+    return has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS, "_forgotten") and all(
+        isinstance(inspect.getattr_static(method, name), int | float) for name in ("beta", "decay")
+    )  # numbers, not properties that may say something else the next time
 
 
 def refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> None:
@@ -165,6 +169,11 @@ class Mechanism:
             raise UsageError(
                 f"{method.name} bounds its messages by {self.release.bound:g}, and lengths below {SHORTEST_BOUND:g} "
                 "vanish in single precision; raise the bound, and lower the step size by as much"
+            )
+        if privacy.record_bound is not None and privacy.record_bound < SHORTEST_BOUND:
+            raise UsageError(
+                f"record_clip is {privacy.record_bound:g}, and lengths below {SHORTEST_BOUND:g} vanish in single "
+                "precision; raise it"
             )
         if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
             refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)

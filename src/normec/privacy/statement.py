@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral
 from typing import Any, Literal
 
 from ..errors import UsageError, at_least, fraction, one_of, open_unit, positive
@@ -42,11 +42,19 @@ _BY_SIZES = {  # what follows from the clients' numbers of records, and what to 
     "weights": ("weights by records make the sum, and with it the noise,", "give weights that are public"),
 }
 _READINGS = ("per-coordinate", "total-norm", "variance")
+_NUMBERS = ("epsilon", "delta", "sampling", "sigma", "record_clip")
 
 
 def default_memory(unit: str, trust: str) -> Memory:
     """What memories take where nothing is said: what makes the noise of the statement smallest."""
     return "noisy" if (unit, trust) == ("record", "local") else "clean"
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # an array of several numbers
+        raise UsageError(f"{name} must be one number, got {value!r}") from None
 
 
 @dataclass(frozen=True)
@@ -112,16 +120,13 @@ class Privacy:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_schedule", checked(self.noise_schedule))
-        for name in (
-            "epsilon",
-            "delta",
-            "sampling",
-            "sigma",
-            "record_clip",
-        ):  # NumPy's numbers become Python's, for files
+        for name in _NUMBERS:  # numbers of other libraries become Python's, which files can hold and nobody can change
             value: Any = getattr(self, name)
-            if not isinstance(value, int | float) and isinstance(value, Real):
-                object.__setattr__(self, name, float(value))
+            if not isinstance(value, int | float) and hasattr(value, "__float__"):
+                object.__setattr__(self, name, _number(name, value))
+        honest: Any = self.honest
+        if type(honest) is not bool and isinstance(honest, Integral):
+            object.__setattr__(self, "honest", int(honest))
         if self.memory is None:
             object.__setattr__(self, "memory", default_memory(self.unit, self.trust))
         if self.unit not in _CHOICES["unit"]:  # the nearest word may be the wrong unit: "patient" is close to "client"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, at_least, fraction
-from .random_streams import Stream
+from .random_streams import Stream, coins_below
 
 
 class Participation(Protocol):
@@ -56,7 +55,7 @@ class Poisson:
 
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
         coins = Stream(seed, "participation").of_all(round, clients)
-        return (coins >> 10 < math.ceil(self.rate * 2**53)).nonzero()[:, 0]
+        return (coins >> 10 < coins_below(self.rate)).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)

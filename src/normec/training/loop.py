@@ -425,6 +425,8 @@ class TrainingLoop:
             return
         if self.communicator.size > 1 and self.budget.paid:
             return
+        if self.method_steps.one_by_one and not self.budget.paid:
+            self.communicator.on_rank_zero(self.method_steps.refuse_changes)  # callbacks run on rank 0
         if self._on_host or not self.mechanism.simulated or not self.begun:
             self._check(state)  # even if it waits for the device: real noise must not be released after an error
             self.budget.refuse_moving_state(state.buffers, self._moved_constants())

@@ -139,10 +139,12 @@ class Run:
 
     def __repr__(self) -> str:
         """Return the result in a line; tensors of thousands of numbers are in `state`."""
+        from ..privacy.display import shown_epsilon
+
         last = {name: self.history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
         result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
         parts = [f"{self.method.name}, {self.state.round} of {self.rounds} rounds", result]
-        parts += [f"epsilon {self.privacy.epsilon:.4g}" if self.privacy is not None else None]
+        parts += [f"epsilon {shown_epsilon(self.privacy.epsilon)}" if self.privacy is not None else None]
         parts += [f"stopped: {self.stopped}" if self.stopped is not None else None]
         parts += [f"in {self.folder}" if self.folder is not None else None]
         return f"Run({', '.join(part for part in parts if part is not None)})"
