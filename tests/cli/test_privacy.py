@@ -28,6 +28,8 @@ KNOWN = [
     (["noise", "--epsilon", "8", "--releases", "300"], "sigma", 10.396),
     (["noise", "--epsilon", "8", "--releases", "42300"], "sigma", 123.45),
     (["noise", "--epsilon", "8", "--releases", "300", "--bound", "0.5"], "sigma", 5.198),
+    (["noise", "--epsilon", "8", "--releases", "4790", "--groups", "16"], "sigma", 10.396),  # 300 turns of a client
+    (["epsilon", "--sigma", "7.3462", "--releases", "4800", "--groups", "16"], "epsilon", 12.267),
 ]
 
 

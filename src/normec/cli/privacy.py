@@ -34,6 +34,7 @@ SamplingRate = Annotated[
 Schedule = Annotated[
     str, typer.Option(help="How the noise changes by round: constant, linear:R, exponential:R, or a number per round.")
 ]
+Groups = Annotated[int, typer.Option(help="Groups of clients that take turns, one in each round.")]
 Bound = Annotated[float, typer.Option(help="The largest norm of a message: 1 for NormEC, τ for clipping.")]
 
 
@@ -49,6 +50,7 @@ def epsilon(
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
     noise_schedule: Schedule = "constant",
+    groups: Groups = 1,
     as_json: o.Json = False,
 ) -> None:
     """Compute the exact ε of a given noise."""
@@ -56,6 +58,7 @@ def epsilon(
         clients,
         releases,
         bound,
+        groups,
         sigma=sigma,
         delta=delta,
         relation=relation,
@@ -79,6 +82,7 @@ def noise(
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
     noise_schedule: Schedule = "constant",
+    groups: Groups = 1,
     as_json: o.Json = False,
 ) -> None:
     """Compute the smallest noise, per client and coordinate of a message, that keeps a target."""
@@ -86,6 +90,7 @@ def noise(
         clients,
         releases,
         bound,
+        groups,
         epsilon=epsilon,
         delta=delta,
         relation=relation,
@@ -140,7 +145,7 @@ def audit(
     noise_schedule: Annotated[str, typer.Option(help="How the noise changes by round; best for linear methods.")] = (
         "constant"
     ),
-    groups: Annotated[int, typer.Option(help="Groups of clients that take turns.")] = 1,
+    groups: Groups = 1,
     noise_bands: Annotated[
         int, typer.Option(help="Rounds over which the noise is correlated, with --trust central and --groups.")
     ] = 1,
@@ -217,7 +222,7 @@ def _literal(word: str) -> Any:
     return word
 
 
-def _release(clients: int | None, releases: int, bound: float, **statement: Any) -> Release:
+def _release(clients: int | None, releases: int, bound: float, groups: int, **statement: Any) -> Release:
     from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
     privacy = Privacy(**statement)
@@ -226,7 +231,9 @@ def _release(clients: int | None, releases: int, bound: float, **statement: Any)
             print("This is for one client; the noise of several clients adds up: give --clients.", file=sys.stderr)
         clients = 1
     sampling = Sampling(privacy.sampling) if privacy.sampling is not None else FULL
-    return release(Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling))
+    return release(
+        Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling, groups=groups)
+    )
 
 
 def _answer(as_json: bool, composed: Release, **facts: float) -> None:
