@@ -242,7 +242,8 @@ class Plan:
 
         The dropout mask of a record depends on its position, and so on which records stand before it. If the masks were
         known, leaving out one record would show in those of all later ones. So this seed is as secret as the sampling,
-        and where records are clipped under noise that cannot be repeated, it is a secret whatever seed was given.
+        and where records are clipped under noise that cannot be repeated, it is a secret whatever seed was given. The
+        order in which batches take the records is then made of the same secret (`batches_of`).
         """
         return self.mask_secret if self.mask_secret is not None else self.privacy_seed
 
@@ -326,4 +327,8 @@ def batches_of(problem: Objective, plan: Plan) -> BatchSource | None:
         return None
     if plan.batch_rate is not None:
         return PoissonBatches(problem.sizes, plan.batch_rate, plan.privacy_seed)
-    return Batches(problem.sizes, plan.batch_size, plan.seed) if plan.batch_size is not None else None
+    if plan.batch_size is None:
+        return None
+    # Like a mask, the place of a record in this order depends on the records before it (`Plan.model_seed`).
+    order = plan.seed if plan.mask_secret is None else plan.mask_secret
+    return Batches(problem.sizes, plan.batch_size, order)

@@ -17,10 +17,14 @@ from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Callback, Clip, Logging, NormEC, Poisson, Privacy, Problem, train
 from normec.errors import UsageError
+from normec.gradients.loop import LoopEngine
+from normec.gradients.record_clip import RecordClip
 from normec.privacy import SeededNoise
+from normec.sampling.batches import Batches
 from normec.sampling.random_streams import derive_seed
 from normec.storage.run_folder import stored_secret
 from normec.training.options import Options
+from normec.training.run import batches_of
 from normec.training.train import prepare
 
 from .test_training import bowls
@@ -218,3 +222,32 @@ def test_masks_of_clipped_records_are_secret_where_the_noise_is_real(seed: int |
     assert seeds(tmp_path / "run").issuperset(known(secret)[3:]), "the run goes on with its secret"
     clients = Privacy(epsilon=8, trust="central", noise="secure")
     assert prepare(bowls(CLIENTS), METHOD, Options(lr=0.1, rounds=1, seed=4, privacy=clients)).plan.model_seed == 4
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_the_order_of_clipped_records_is_secret_where_the_noise_is_real(seed: int | None, tmp_path: Path) -> None:
+    """With a known order, taking one of 40 records out moves a batch of 8 by four times the clip that is counted."""
+    records = TensorDataset(torch.rand(40, 4), torch.arange(40) % 2)
+    of = Problem(nn.Linear(4, 2), F.cross_entropy, [records])
+    privacy = Privacy(epsilon=8, unit="record", trust="central", noise="secure")
+    how: dict[str, Any] = {"lr": 0.1, "rounds": 5, "batch_size": 8, "seed": seed}
+
+    def gradients(engine: Any) -> list[Tensor]:
+        return [block.grads for k in range(5) for block in engine.blocks(of.x0, {}, k)]
+
+    def of_order(key: int) -> list[Tensor]:
+        return gradients(LoopEngine(of, Batches(of.sizes, 8, key), 0, RecordClip("auto")))
+
+    train(of, DPSGD(Clip(1.0)), privacy=privacy, out=tmp_path / "run", **how)
+    secret = int((tmp_path / "run" / ".noise-secret").read_text(), 16)
+    again = prepare(of, DPSGD(Clip(1.0)), Options(privacy=privacy, out=tmp_path / "run", **how))
+    torch.testing.assert_close(gradients(again.engine), of_order(secret))
+    other = prepare(of, DPSGD(Clip(1.0)), Options(privacy=privacy, **how))
+    for mine, known, theirs in zip(gradients(other.engine), of_order(0), of_order(secret), strict=True):
+        assert not torch.allclose(mine, known)
+        assert not torch.allclose(mine, theirs)
+    clients = Privacy(epsilon=8, trust="central", noise="secure")
+    plain = prepare(of, DPSGD(Clip(1.0)), Options(privacy=clients, **how))
+    assert torch.equal(
+        batches_of(of, plain.plan).draw(torch.arange(1), 3)[0], Batches(of.sizes, 8, 0).draw(torch.arange(1), 3)[0]
+    )
