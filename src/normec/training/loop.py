@@ -441,12 +441,13 @@ class TrainingLoop:
         """Return the key of a release whose repetition would give the same bits; None if no release repeats.
 
         It covers what the bits depend on besides the run's public settings: the computation
-        (`repeatability.computation_digest`), the machine and the engine.
+        (`repeatability.computation_digest`), the machine, the engine and the coefficients of correlated noise.
         """
         if self.mechanism is None or not self._repeatable:
             return None
         how = (self.computation, getattr(self.engine, "variant", None), str(self.problem.x0.dtype), self._machines)
-        facts = (self.mechanism.name, *how)
+        banded = self.mechanism.banded  # another version of SciPy may find other coefficients
+        facts = (self.mechanism.name, *how, *([] if banded is None else [banded.coefficients]))
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     @property

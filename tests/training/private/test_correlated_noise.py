@@ -312,6 +312,26 @@ def test_a_killed_simulation_repeats_its_rounds_at_no_cost(tmp_path: Path) -> No
     assert torch.equal(found.x, run(method, rounds=12).x)
 
 
+class Killed(Callback):
+    """Ends the process, as far as the run can tell, after round 0 and before its checkpoint."""
+
+    def round(self, round: int) -> None:
+        raise KeyboardInterrupt(f"killed after {round} round")
+
+
+def test_a_round_that_is_repeated_with_other_coefficients_is_paid_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """s + z/c_0 and s + z/c_0' would show s: another version of SciPy may find another c_0."""
+    method, folder = DPSGD(Clip(1.0)), tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        run(method, rounds=2, out=folder, callbacks=[Killed()])
+    monkeypatch.setattr(normec.privacy.mechanism, "best_coefficients", lambda *_: (9000, 7000, 2000))
+    run(method, rounds=2, out=folder)
+    first = [line for line in events(folder) if line["round"] == 0]
+    assert [(line["attempt"], line["charged"]) for line in first] == [(0, 1), (1, 1)]
+
+
 def fixed_integers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Replace secure noise by known integers of the same scale, and return the list of what was drawn."""
     drawn: list[Any] = []
