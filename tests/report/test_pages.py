@@ -13,9 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from scipy.stats import norm
 
+from normec import DPSGD, Callback, Clip, Privacy, Problem, Rotation, train
 from normec.errors import UsageError
 from normec.experiments import compare, resolve
+from normec.privacy import gaussian
 from normec.privacy.display import shown_epsilon
 from normec.report import charts, comparison_page, document, guarantee, page, run_page
 from normec.report.html import data_block, e
@@ -226,6 +230,32 @@ def test_the_plain_words_are_within_the_guarantee(library: Path) -> None:
         caught = guarantee.recognised(lines, alarms)
         assert caught is not None
         assert alarms < caught <= math.exp(8) * alarms + 1e-5
+
+
+class _Stop(Callback):
+    def round(self, round: int) -> None:
+        if round == 4:
+            self.run.stop("seen enough")
+
+
+@pytest.mark.parametrize(("groups", "stops"), [(1, False), (4, False), (1, True)])
+def test_the_plain_words_are_those_of_the_stated_epsilon(groups: int, stops: bool, tmp_path: Path) -> None:
+    """An observer of one client that takes its turns; and a rule that stopped early might have stopped later."""
+    bowls = Problem.from_functions([lambda x, c=c: ((x - c) ** 2).sum() for c in range(8)], torch.zeros(3))
+    privacy = Privacy(epsilon=2, trust="secure-sum")
+    how = {"participation": Rotation(groups), "callbacks": [_Stop()] if stops else []}
+    run = train(bowls, DPSGD(Clip(1.0)), lr=0.1, rounds=20, seed=0, privacy=privacy, out=tmp_path, **how)
+    assert run.privacy is not None
+    page = (tmp_path / "report.html").read_text()
+    if stops:
+        assert "is right about at most" not in page
+        assert f"by a factor of at most {math.exp(run.privacy.epsilon):.3g}" in page
+        return
+    mu = gaussian.mu_for(run.privacy.epsilon, run.privacy.delta)
+    lines = guarantee.ledger_lines(read_run(tmp_path))[0]
+    assert guarantee.recognised(lines, 0.1) == pytest.approx(norm.cdf(norm.ppf(0.1) + mu), rel=1e-6)
+    assert "is right about at most" in page
+    assert ("5 of them charged" in page) == (groups == 4)
 
 
 @pytest.mark.parametrize(

@@ -137,15 +137,21 @@ def ledger_lines(view: RunView) -> tuple[Lines, str | None]:
 def recognised(lines: Lines, false_alarms: float) -> float | None:
     """The largest fraction of units that an observer can recognise at a false positive rate of `false_alarms`.
 
-    Exact for Gaussians that are not sampled: Φ(Φ⁻¹(a) + μ) with μ² = Σ 1/z². None where that does not describe the
-    releases.
+    Exact for Gaussians that are not sampled: Φ(Φ⁻¹(a) + μ) with μ² = Σ 1/z² over the releases that are charged. None
+    where that does not describe the releases.
     """
     releases = [line for line in lines if line.get("kind") == "release"]
     if not releases or any(line["rate"] < 1 for line in releases):
         return None
-    mu = math.sqrt(math.fsum(line["count"] / line["multiplier"] ** 2 for line in releases))
+    mu = math.sqrt(math.fsum(_charged(line) / line["multiplier"] ** 2 for line in releases))
     normal = NormalDist()
     return normal.cdf(normal.inv_cdf(false_alarms) + mu)
+
+
+def _charged(line: dict[str, Any]) -> int:
+    """How many releases a line charges: fewer than it pays for if groups of clients take turns."""
+    charged: int = line.get("charged", line["count"])
+    return charged
 
 
 def _beyond(view: RunView, lines: Lines) -> int:
@@ -202,7 +208,9 @@ def _strength(view: RunView) -> str:
 def _plain_words(view: RunView, lines: Lines) -> str:
     unit, terms = view.terms.get("unit", "client"), view.terms
     one, many = recognised(lines, 0.01), recognised(lines, 0.1)
-    if one is None or many is None or terms.get("noise") == "exact":  # a discrete Gaussian is not quite one
+    # A discrete Gaussian is not quite one, and a rule that saw results might have let the run go on.
+    inexact = terms.get("noise") == "exact" or (view.privacy or {}).get("stopped_by_rule") is True
+    if one is None or many is None or inexact:
         if view.epsilon is None:
             return ""
         factor = formatting.number(math.exp(view.epsilon), 3) if view.epsilon < 500 else "beyond all use"
@@ -243,8 +251,10 @@ def _ledger(lines: Lines, fault: str | None, beyond: int) -> Html:
         return e("p", e("strong", formatting.sentence(fault)), class_="callout bad")
     last = releases[-1] if releases else {}
     rates = {line["rate"] for line in releases}
+    charged = sum(map(_charged, releases))
+    turns = f", {charged} of them charged, because clients take turns" if charged < last.get("releases", 0) else ""
     facts = [
-        ("Releases paid for", formatting.number(last.get("releases")), f"in {len(releases)} lines"),
+        ("Releases paid for", formatting.number(last.get("releases")), f"in {len(releases)} lines{turns}"),
         (
             "ε in the ledger",
             shown_epsilon(last.get("epsilon")),

@@ -132,7 +132,8 @@ RELEASE = record(
         **dict.fromkeys(("round", "count", "attempt", "releases"), count),
         **dict.fromkeys(("sigma", "rate", "epsilon"), finite),
         "multiplier": lambda value: finite(value) and value > 0,
-    }
+    },
+    {"charged": count},
 )
 
 
