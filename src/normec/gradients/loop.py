@@ -55,6 +55,8 @@ class LoopEngine(BlockEngine):
         record_blocks: Sequence[int] | None = None,
     ) -> None:
         """`record_blocks`: sizes of blocks of records (default: those that `record_blocks` finds)."""
+        if record_clip is not None:
+            refuse_coupled_records(problem)
         self._problem, self._batches, self._seed, self._clip = problem, batches, seed, record_clip
         self._record_blocks = record_blocks
         self.precision: Precision = precision
@@ -160,7 +162,7 @@ def clipped_gradient(
     divided by `divisor`. The penalty depends on no record, so its gradient is added unclipped. The loss is for the
     history; no guarantee covers it.
     """
-    refuse_collated_records(problem)
+    refuse_coupled_records(problem)
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
     if some and isinstance(inputs, Tensor):  # an augmentation is for inputs in one tensor
@@ -176,8 +178,13 @@ def clipped_gradient(
     return loss + base, grad if slope is None else grad + slope
 
 
-def refuse_collated_records(problem: Problem) -> None:
-    """Refuse a collate function where single records are bounded, because one record may change the others."""
+def refuse_coupled_records(problem: Objective) -> None:
+    """Refuse to bound single records where code of the user sees them together: one may change the others."""
+    if type(problem) is not Problem:
+        raise UsageError(
+            f"record_clip needs the records of a Problem one by one, and {type(problem).__name__} has code of its own "
+            "that may leave them as they are or let one change the others; use Problem itself, or leave record_clip out"
+        )
     if problem.form.collate is not None:
         raise UsageError(
             "record_clip needs the records one by one, and a collate function sees them together: one may change the "

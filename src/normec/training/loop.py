@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
@@ -92,6 +92,7 @@ class TrainingLoop:
             local=plan.local,
             contained=mechanism is not None and not mechanism.simulated,
         )
+        self.own_engine = mechanism is not None and not isinstance(engine, str)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
         self.communicator, self.kept, self.own = communicator, kept, communicator.local_clients(problem.clients)
         # A user's own functions may mix the clients that they see together, for some values only.
@@ -490,7 +491,11 @@ class TrainingLoop:
         Local steps are corrected by the clients' states, where `state` is given and the method does so.
         """
         more = local_correction(self.method_steps, state, self.own.start) if state is not None else {}
-        for block in self.engine.blocks(x, buffers, k, local_part(drawn, self.own, self.problem.clients), **more):
+        chosen = local_part(drawn, self.own, self.problem.clients)
+        found = self.engine.blocks(x, buffers, k, chosen, **more)
+        if self.own_engine:
+            found = _asked_for(found, self.own if chosen is None else chosen.tolist())
+        for block in found:
             yield block.relative_to(self.own.start)
 
     def _local_rows(self, drawn: Tensor) -> Tensor:
@@ -605,6 +610,20 @@ class TrainingLoop:
     def _on_host(self) -> bool:
         """Whether reading a value does not wait for a device."""
         return self.problem.x0.device.type == "cpu"
+
+
+def _asked_for(blocks: Iterator[Block], clients: Iterable[int]) -> Iterator[Block]:
+    """Yield the blocks of a user's own engine; a client that takes part sends one message, and no other sends any."""
+    left = set(clients)
+    for block in blocks:
+        for client in block.clients.tolist():
+            if client not in left:
+                raise UsageError(
+                    f"the engine computes client {client}, which does not take part in this round or was computed "
+                    "before, so no epsilon covers its message; compute each of the clients that are asked for once"
+                )
+            left.remove(client)
+        yield block
 
 
 def _all_buffers(communicator: Communicator, state: State) -> Buffers:

@@ -15,7 +15,7 @@ from ..algorithms.message_weights import iterate_weights, message_weights
 from ..algorithms.method import Method
 from ..algorithms.registry import identity_of
 from ..errors import UsageError
-from ..gradients.loop import refuse_collated_records
+from ..gradients.loop import refuse_coupled_records
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem
@@ -43,8 +43,12 @@ def mechanism_of(
     notes: tuple[str, ...],
     witness: Path | None,
     extension: Extension | None,
+    own_engine: bool = False,
 ) -> Mechanism:
-    """Return the mechanism of a run, which has the noise of the run that it continues."""
+    """Return the mechanism of a run, which has the noise of the run that it continues.
+
+    `own_engine`: the gradients come from an engine of the user's own.
+    """
     from ..privacy.facts import FULL, Sampling, Setting
     from ..privacy.mechanism import Mechanism
 
@@ -64,8 +68,7 @@ def mechanism_of(
     if privacy.record_clip is not None:
         if problem.sizes is None:
             raise UsageError("record_clip needs records; plain functions have none")
-        if isinstance(problem, Problem):
-            refuse_collated_records(problem)
+        refuse_coupled_records(problem)
     match plan.participation:
         case Poisson(rate):
             clients = Sampling(rate, "poisson", amplify=privacy.sampling is not None)
@@ -79,11 +82,13 @@ def mechanism_of(
     records: float | tuple[float, ...] | None = float(divisors.min()) if divisors is not None else None
     if divisors is not None and (plan.weights is not None or privacy.record_clip is not None):
         records = tuple(divisors.tolist())
+    # An engine of the user's own does not see the batches, and code of a subclass may read records that are not drawn.
+    drawn = type(problem) is Problem and not own_engine
     setting = Setting(
         clients=problem.clients,
         rounds=plan.rounds,
         sampling=clients,
-        batch=Sampling(plan.batch_rate) if plan.batch_rate is not None else FULL,
+        batch=Sampling(plan.batch_rate, amplify=drawn) if plan.batch_rate is not None else FULL,
         records=records,
         dimension=method.message_length(len(problem.x0)),
         parameters=len(problem.x0),

@@ -335,7 +335,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         own_engine = not isinstance(compute.engine, str)
         notes = assumptions(problem, privacy, plan, counted, own_engine, logging.profile)
         counted_by = Path(witness) if witness is not None else None
-        mechanism = mechanism_of(problem, method, plan, privacy, notes, counted_by, extension)
+        mechanism = mechanism_of(problem, method, plan, privacy, notes, counted_by, extension, own_engine)
         if mechanism.banded is not None and not mechanism.simulated and communicator.size > 1:
             raise UsageError(
                 f"noise={privacy.noise!r} with noise_bands needs the sums of past rounds in one place, and there are "
@@ -436,7 +436,7 @@ def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) 
 
 def _has_single_records(problem: Objective) -> bool:
     """Whether the records of clients can be clipped one by one."""
-    return isinstance(problem, Problem) and problem.form.collate is None
+    return type(problem) is Problem and problem.form.collate is None
 
 
 def _draws_in_secret(privacy: Privacy | None, seed: int | None) -> bool:

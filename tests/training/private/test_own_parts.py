@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from normec import (
     DPSGD,
     Averaging,
     Callback,
+    Clip,
     Compute,
     LocalSteps,
     Logging,
@@ -26,11 +28,15 @@ from normec import (
     Poisson,
     Privacy,
     Problem,
+    Rotation,
     ServerOptimizer,
     SmoothedNorm,
     UsageError,
     train,
 )
+from normec.federation.protocol.gradient_oracle import ProblemOracle
+from normec.gradients.loop import LoopEngine
+from normec.privacy import gaussian
 from normec.problems.functions import FunctionProblem
 
 PRIVATE = Privacy(epsilon=1.0, trust="secure-sum")
@@ -86,6 +92,89 @@ def test_a_subclass_that_parts_its_clients_is_computed_by_the_loop_with_a_note(s
     assert run.engine == "loop"
     assert run.privacy is not None
     assert any("the user's own class Doubled" in note for note in run.privacy.notes)
+
+
+class Sums:
+    """An objective of the user's own, with records that nothing but its own code sees."""
+
+    augment, statistics = None, False
+
+    def __init__(self) -> None:
+        self.x0, self.clients, self.sizes = torch.zeros(3), 2, torch.tensor([50, 50])
+
+    def client_loss(self, x: Tensor, *_: Any) -> Tensor:
+        return x.sum()
+
+    def initial_buffers(self) -> dict[str, Tensor]:
+        return {}
+
+
+class Normalised(Problem):
+    """Divides the inputs by the largest one of the client's records, which one record can change for all others."""
+
+    def outputs(self, x: Tensor, inputs: Tensor, buffers: Any = None) -> Tensor:
+        return super().outputs(x, inputs / self.records.batch(0, None)[0].abs().max(), buffers)
+
+
+def test_records_of_classes_with_code_of_their_own_are_not_clipped() -> None:
+    """The engines would leave the first one's records unclipped, and no check sees what the second one reads."""
+    clipped = Privacy(epsilon=1.0, unit="record", record_clip=1.0)
+    for problem in (Sums(), built(Normalised, TensorDataset, 1)):
+        with pytest.raises(UsageError, match=f"record_clip needs the records .* and {type(problem).__name__} has code"):
+            train(problem, DPSGD(Clip(1.0)), lr=0.1, rounds=1, privacy=clipped, seed=3)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="Normalised has code of its own"):
+        ProblemOracle(built(Normalised, TensorDataset, 1)).check_records()
+    run = train(
+        built(Normalised, TensorDataset, 1),
+        DPSGD(Clip(1.0)),
+        lr=0.1,
+        rounds=1,
+        privacy=replace(clipped, record_clip=None),
+    )
+    assert run.privacy is not None
+    assert any("a record is protected no better than a whole client" in note for note in run.privacy.notes)
+    mu = 2.0 / run.privacy.sigma  # the whole message counts
+    assert run.privacy.epsilon == pytest.approx(gaussian.epsilon(mu, 1e-5), rel=1e-6)
+
+
+class Whole:
+    """An engine of the user's own, which computes what it likes: all records of these clients (None: those asked)."""
+
+    name, threads = "whole", 1
+
+    def __init__(self, problem: Any, clients: Tensor | None = None) -> None:
+        self._loop, self._clients = LoopEngine(problem, None, 0), clients
+
+    def blocks(self, x: Tensor, buffers: Any, round: int, clients: Tensor | None = None, *, full: bool = False) -> Any:
+        chosen = clients if self._clients is None else self._clients
+        for part in chosen.split(1) if chosen is not None else (None,):
+            yield from self._loop.blocks(x, buffers, round, part, full=full)
+
+
+@pytest.mark.parametrize("kind", ["a subclass", "an engine"])
+def test_batches_that_other_code_need_not_keep_to_gain_nothing(kind: str) -> None:
+    """The engine never sees which records are drawn, and the subclass reads all of them."""
+    of = built(Normalised if kind == "a subclass" else Problem, TensorDataset, 1)
+    how: dict[str, Any] = {} if kind == "a subclass" else {"compute": Compute(engine=Whole(of))}
+    privacy = Privacy(sigma=3.0, unit="record")
+    run = train(of, DPSGD(Clip(1.0)), lr=0.1, rounds=4, privacy=privacy, batch_rate=0.3, seed=3, **how)
+    assert run.privacy is not None
+    assert run.privacy.epsilon == pytest.approx(gaussian.epsilon(2.0 * 2.0 / 3.0, 1e-5), rel=1e-9)
+    assert any("counted without any gain" in note for note in run.privacy.notes)
+
+
+@pytest.mark.parametrize("clients", [torch.arange(4), torch.tensor([0, 0]), torch.tensor([1])])
+@pytest.mark.parametrize("taking_part", [Rotation(2), Poisson(0.4)])
+def test_an_engine_that_computes_other_clients_than_those_that_take_part_is_stopped(
+    clients: Tensor, taking_part: Any
+) -> None:
+    of = built(Problem, TensorDataset, 4)
+    privacy = Privacy(epsilon=1.0, trust="central", sampling=None if isinstance(taking_part, Rotation) else 0.4)
+    how: dict[str, Any] = {"lr": 0.1, "rounds": 6, "seed": 3, "participation": taking_part}
+    with pytest.raises(UsageError, match="which does not take part in this round or was computed before"):
+        train(of, METHOD, privacy=privacy, compute=Compute(engine=Whole(of, clients)), **how)
+    run = train(of, METHOD, privacy=privacy, compute=Compute(engine=Whole(of)), **how)
+    torch.testing.assert_close(run.x, train(of, METHOD, privacy=privacy, compute=Compute(engine="loop"), **how).x)
 
 
 class Draws:

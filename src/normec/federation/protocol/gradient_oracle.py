@@ -27,7 +27,7 @@ from ...data.augment import treats_records_alone
 from ...errors import UsageError
 from ...gradients.engine import Engine
 from ...gradients.local_steps import LocalEngine, OneByOne
-from ...gradients.loop import LoopEngine, clipped_gradient, record_blocks, record_shares
+from ...gradients.loop import LoopEngine, clipped_gradient, record_blocks, record_shares, refuse_coupled_records
 from ...gradients.record_clip import RecordClip
 from ...problems.batch_form import Tree, part_of, size_of
 from ...problems.objective import Buffers
@@ -116,6 +116,7 @@ class ProblemOracle(GradientOracle):
         if self._records_checked:
             return
         problem = self._problem
+        refuse_coupled_records(problem)
         if not treats_records_alone(problem.augment):
             # Code of the user that fails for one record would take the whole message with it.
             raise UsageError("record_clip at a party goes with the augmentations of normec.data; use one, or none")
