@@ -48,7 +48,10 @@ def init(
     return 0
 
 
-@o.command(app, "local", only=("rounds", "seed", "private", "epsilon", "delta", "unit", "trust"))
+OF_THE_APP = ("rounds", "private", "epsilon", "delta", "unit", "trust")
+
+
+@o.command(app, "local", only=(*OF_THE_APP, "seed"), defaults=dict.fromkeys(OF_THE_APP, "that of the app or example"))
 def local(
     app_: Annotated[
         Path | None, typer.Option("--app", help="A folder made by `init` (default: an example).", show_default=False)
