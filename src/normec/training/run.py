@@ -26,6 +26,7 @@ from ..sampling.participation import Participation, drawn_clients
 from ..storage.history import History
 from .memory_table import MemoryTable
 from .prediction import PREDICTED, predicted
+from .saved_run import described
 
 if TYPE_CHECKING:
     from ..privacy.ledger import Payments
@@ -137,13 +138,7 @@ class Run:
 
     def __repr__(self) -> str:
         """Return the result in a line; tensors of thousands of numbers are in `state`."""
-        last = {name: self.history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
-        result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
-        parts = [f"{self.method.name}, {self.state.round} of {self.rounds} rounds", result]
-        parts += [f"epsilon {self.privacy.epsilon:.4g}" if self.privacy is not None else None]
-        parts += [f"stopped: {self.stopped}" if self.stopped is not None else None]
-        parts += [f"in {self.folder}" if self.folder is not None else None]
-        return f"Run({', '.join(part for part in parts if part is not None)})"
+        return f"Run({described(self, self.method.name, self.state.round)})"
 
     def predict(self, inputs: Any, batch_size: int = PREDICTED) -> Any:
         """Return the outputs of the final model, transformed as the problem's inputs are.

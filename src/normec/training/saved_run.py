@@ -19,6 +19,7 @@ from .prediction import PREDICTED, predicted
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Spent
+    from .run import Run
 
 
 WENT_ON = "the run went on after this result and was killed: ε counts everything that it released"
@@ -31,6 +32,17 @@ class Result:
     folder: Path
     summary: dict[str, Any]
     history: History
+
+
+def described(run: Run | SavedRun, method: str, round: int) -> str:
+    """Return the result of a run in a few words, for its `repr`."""
+    last = {name: run.history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
+    result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
+    parts = [f"{method}, {round} of {run.rounds} rounds", result]
+    parts += [f"epsilon {run.privacy.epsilon:.4g}" if run.privacy is not None else None]
+    parts += [f"stopped: {run.stopped}" if run.stopped is not None else None]
+    parts += [f"in {run.folder}" if run.folder is not None else None]
+    return ", ".join(part for part in parts if part is not None)
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,10 @@ class SavedRun(Result):
     tensors: dict[str, Tensor] = field(repr=False)
     model: nn.Module | None = None
     transform: Callable[[Any], Any] | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        """Return the result in a line; the settings are in `settings`."""
+        return f"SavedRun({described(self, self.settings.get('method', 'a method'), self.summary.get('round', 0))})"
 
     @property
     def settings(self) -> dict[str, Any]:
