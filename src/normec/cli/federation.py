@@ -62,7 +62,17 @@ def local(
     ] = "heart-disease",
     parties: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of parties (default: 4 hospitals, otherwise 5).", show_default=False),
+        typer.Option(
+            min=1, help="Number of parties (default: 4 hospitals, one for each table, or 5).", show_default=False
+        ),
+    ] = None,
+    tables: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--table",
+            help="Table of a party, CSV or Parquet, for an app made by `init --table`; once for each party.",
+            show_default=False,
+        ),
     ] = None,
     set_: o.Set = None,
     policy: Annotated[
@@ -95,7 +105,7 @@ def local(
     config = o.overrides(set_, flags)
     if config.get("private") is False:  # then the app's privacy settings do not apply
         config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}
-    options = LocalOptions(app_, out, parties, config, policy, flower_nodes, data)
+    options = LocalOptions(app_, out, parties, config, policy, flower_nodes, data, tables or ())
     display = federation_display(quiet)
     try:
         with _StopFlag() as stop_flag:
