@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .errors import BudgetSpent, Diverged, UsageError
     from .privacy import Privacy
     from .problems.problem import Problem
-    from .sampling.participation import Everyone, FixedSize, Poisson
+    from .sampling.participation import Everyone, FixedSize, Poisson, Rotation
     from .storage.history import History
     from .training.callbacks import Callback, EarlyStopping
     from .training.options import Compute, Logging, Memory, Storage
@@ -50,7 +50,7 @@ _HOME = {
     "errors": ("BudgetSpent", "Diverged", "UsageError"),
     "privacy": ("Privacy",),
     "problems.problem": ("Problem",),
-    "sampling.participation": ("Everyone", "FixedSize", "Poisson"),
+    "sampling.participation": ("Everyone", "FixedSize", "Poisson", "Rotation"),
     "storage.history": ("History",),
     "training.callbacks": ("Callback", "EarlyStopping"),
     "training.options": ("Compute", "Logging", "Memory", "Storage"),
@@ -94,6 +94,7 @@ __all__ = [
     "Problem",
     "PublicFacts",
     "RandK",
+    "Rotation",
     "Run",
     "SavedRun",
     "Scaffold",

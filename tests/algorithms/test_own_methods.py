@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 import normec
 from normec import (
     DPSGD,
+    Callback,
     Clip,
     Diverged,
     ErrorFeedback,
@@ -31,7 +32,7 @@ from normec import (
     UsageError,
     train,
 )
-from normec.algorithms.method import fused_form, recordable
+from normec.algorithms.method import Steps, fused_form, recordable
 from normec.algorithms.operators import Scaling
 from normec.algorithms.registry import identity_of
 from normec.algorithms.tensor_norm import TensorNormEC
@@ -622,6 +623,18 @@ def test_a_bound_that_no_length_can_be_held_against_is_refused(method: Method) -
         train(of, method, lr=1e24, rounds=1, privacy=Privacy(**SUM))
 
 
+def test_a_clip_of_records_that_no_length_can_be_held_against_is_refused() -> None:
+    """At 1e-42 the factors of the clip are multiples of the smallest number of float32: shares are 2 % too long."""
+    with pytest.raises(UsageError, match="record_clip is 1e-42, and lengths below 1e-15"):
+        train(
+            classes(),
+            DPSGD(Clip(1.0)),
+            lr=1e38,
+            rounds=1,
+            privacy=Privacy(epsilon=2, unit="record", record_clip=1e-42, noise="secure"),
+        )
+
+
 class ClaimsTooMuch(Claims):
     """Its map doubles lengths, and turns round near zero."""
 
@@ -690,3 +703,70 @@ def test_a_constant_of_one_s_own_stands_beside_its_epsilon() -> None:
     assert said[1] is not None
     assert "how far a record moves a message rests on the constant that signs states" in said[0].notes
     assert not any("constant" in note for note in said[1].notes)
+
+
+class Annealed(Scaling):
+    """Smoothed normalisation whose α is lowered during the run: its bound stays, and its constant grows."""
+
+    bound = 1.0
+
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
+
+    @property
+    def lipschitz(self) -> float:
+        return 1 / self.alpha
+
+    def scale(self, norm: Tensor) -> Tensor:
+        return 1 / (self.alpha + norm)
+
+    def contraction(self, norm: float, dim: int) -> float:  # noqa: ARG002
+        return 1.0
+
+
+class Sharpen(Callback):
+    def __init__(self, operator: Annealed) -> None:
+        self.operator = operator
+
+    def round(self, round: int) -> None:  # noqa: ARG002
+        self.operator.alpha = 1e-4
+
+
+@pytest.mark.parametrize("kind", [DPSGD, ErrorFeedback])
+def test_a_constant_that_grows_during_the_run_ends_it(kind: Any, tmp_path: Path) -> None:
+    """The noise covers what a record can change at α = 1, which is a ten-thousandth of what it could change later."""
+    operator = Annealed(1.0)
+    privacy = Privacy(epsilon=2, unit="record", record_clip=0.01, trust="secure-sum", noise="secure")
+    with pytest.raises(UsageError, match=r'changed during a private run.*"alpha": 0.0001'):
+        train(
+            classes(),
+            kind(operator),
+            lr=0.1,
+            rounds=5,
+            privacy=privacy,
+            callbacks=[Sharpen(operator)],
+            out=tmp_path / "run",
+        )
+    releases = (tmp_path / "run" / "ledger.jsonl").read_text().count('"kind":"release"')
+    assert releases == 1, "the round after the change was paid for"
+
+
+class Hidden(Method):
+    """Its factor is no setting: no text of the method shows it."""
+
+    bound = 1.0  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self._factor = 0.5
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        return self._factor * update, state
+
+
+def test_what_is_changed_in_a_method_during_a_private_run_has_no_effect() -> None:
+    method, ones = Hidden(), torch.ones(2, 3)
+    steps, plain = Steps(method, ones[0], one_by_one=True), Steps(method, ones[0])
+    method._factor = 2.0
+    steps.refuse_changes()
+    assert torch.equal(steps.message(ones.clone(), {}, None)[0], 0.5 * ones)
+    assert torch.equal(plain.message(ones.clone(), {}, None)[0], 2 * ones), "a run without privacy may be changed"

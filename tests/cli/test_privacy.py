@@ -28,6 +28,8 @@ KNOWN = [
     (["noise", "--epsilon", "8", "--releases", "300"], "sigma", 10.396),
     (["noise", "--epsilon", "8", "--releases", "42300"], "sigma", 123.45),
     (["noise", "--epsilon", "8", "--releases", "300", "--bound", "0.5"], "sigma", 5.198),
+    (["noise", "--epsilon", "8", "--releases", "4790", "--groups", "16"], "sigma", 10.396),  # 300 turns of a client
+    (["epsilon", "--sigma", "7.3462", "--releases", "4800", "--groups", "16"], "epsilon", 12.267),
 ]
 
 
@@ -102,3 +104,9 @@ def test_audit_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "dpsgd-norm" in said
     assert "not refuted" in said
+
+
+def test_the_audit_takes_turns_and_bands(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["privacy", "audit", "--method", "dpsgd-clip", "--trust", "central", "--trials", "192"]
+    assert run([*words, "--groups", "2", "--noise-bands", "3"]) == 2
+    assert "noise_bands = 3 is more than the 2 rounds between two turns" in capsys.readouterr().err

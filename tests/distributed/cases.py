@@ -29,6 +29,7 @@ from normec import (
     Privacy,
     Problem,
     RandK,
+    Rotation,
     Run,
     ServerOptimizer,
     TopK,
@@ -115,6 +116,13 @@ CASES = {
     "adambc, private": Case(
         Clip21(0.5, decay=0.1),
         how={"privacy": SEEDED, "lr": 0.02, "server_optimizer": ServerOptimizer("adambc", floor=0.01)},
+    ),
+    "private, turns with correlated noise": Case(
+        NormEC(0.1, 0.3, server_norm=False, decay=0.1),
+        how={
+            "privacy": Privacy(epsilon=4, trust="central", noise_bands="best"),
+            "participation": Rotation(groups=3),
+        },
     ),
     "private, each alone": Case(
         NormEC(0.1, 0.3),

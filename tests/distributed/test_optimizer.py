@@ -124,6 +124,12 @@ def test_noise_that_changes_by_step_is_refused() -> None:
         cluster.NormEC([nn.Parameter(torch.zeros(2))], 0.1, 0.1, 0.1, privacy=privacy, rounds=2)
 
 
+def test_correlated_noise_is_refused() -> None:
+    privacy = Privacy(epsilon=8, noise="seeded", trust="central", noise_bands=2)
+    with pytest.raises(UsageError, match="correlated noise gains nothing; leave out noise_bands"):
+        cluster.NormEC([nn.Parameter(torch.zeros(2))], 0.1, 0.1, 0.1, privacy=privacy, rounds=2)
+
+
 def test_alone_it_is_an_ordinary_optimizer() -> None:
     net = nn.Linear(3, 1)
     optimizer = cluster.NormEC(net.parameters(), lr=0.05, alpha=0.1, beta=0.5)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from normec import Rotation
 from normec.algorithms.catalogue import CATALOGUE
 from normec.errors import UsageError
 from normec.experiments import build, methods
@@ -101,3 +102,19 @@ def test_what_belongs_to_private_runs_is_refused_elsewhere() -> None:
     seen = build.privacy(make({"sample_rate": 0.2, "trust": "local"}))
     assert seen is not None
     assert seen.sampling is None
+
+
+def test_groups_that_take_turns() -> None:
+    turns = make({"groups": 4, "trust": "central", "noise_bands": "best"})
+    assert build.training(turns).participation == Rotation(4)
+    stated = build.privacy(turns)
+    assert stated is not None
+    assert (stated.noise_bands, stated.sampling) == ("best", None)
+    drawn = build.training(make({"groups": 4, "sample_rate": 0.5, "trust": "central", "noise_bands": 3}))
+    assert drawn.participation == Rotation(4, 0.5)
+    assert drawn.privacy is not None
+    assert (drawn.privacy.noise_bands, drawn.privacy.sampling) == (3, 0.5)
+    with pytest.raises(UsageError, match="leave out sample_count"):
+        build.training(make({"groups": 4, "sample_count": 2}))
+    with pytest.raises(UsageError, match="noise_bands is for private runs"):
+        build.training(make({"groups": 4, "noise_bands": 2, "private": False}))

@@ -134,6 +134,7 @@ def test_two_messages_of_one_party_share_no_noise(tmp_path: Path) -> None:
     [
         (Privacy(sigma=1.0, trust="secure-sum"), "use SumCoordinator"),
         (Privacy(sigma=1.0, trust="central", sampling=0.5), "no amplification by sampling"),
+        (Privacy(sigma=1.0, trust="central", noise_bands=2), "correlated noise gains nothing"),
         (
             Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="local"),
             "give records, one number for each party or one for all",

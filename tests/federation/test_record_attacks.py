@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, SmoothedNorm, UsageError
+from normec.algorithms import registry
 from normec.algorithms.operators import norms
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.gradient_oracle import GradientOracle, ProblemOracle
@@ -32,6 +33,7 @@ from normec.privacy import gaussian
 from .hostile import HostileServer, zeros
 
 SIGMA, DIVISOR = 0.5, 8.0
+OWN = Path(__file__).with_name("methods") / "my_method.py"
 POLICY = Policy(epsilon=1e6, unit="record", least_sigma=1e-3, simulation=True, methods=["normec", "dpsgd", "clip21"])
 RECORDS = {"plan.records.divisor": DIVISOR, "plan.records.by_layer": False, "plan.records.clip": 1.0}
 STEEP = DPSGD(Clip(5.0))
@@ -270,7 +272,28 @@ def test_a_memory_that_began_clean_is_never_used_as_a_public_one(tmp_path: Path)
     answer = server.ask(**accepted | RECORDS)
     assert isinstance(answer, Refusal)
     assert answer.reason == "terms"
-    assert "began without noise in the memory" in read_journal(tmp_path / "events.jsonl")[-1]["exact"]
+    assert "began with a state that no noise covers" in read_journal(tmp_path / "events.jsonl")[-1]["exact"]
+    assert read_releases(tmp_path).count() == 2
+
+
+def test_a_state_of_another_method_is_never_used_as_a_public_memory(tmp_path: Path) -> None:
+    """The method is switched in the middle: the first one keeps more than messages, under the name of a memory."""
+    both = POLICY.model_copy(update={"methods": ["normec", f"{OWN}:LocalAverage"]})
+    server = asking(tmp_path, oracle(7), registry.build(f"{OWN}:LocalAverage", {"tau": 0.5}))
+    server.party = Party(tmp_path, both, oracle(7), node="a")
+    accepted: dict[str, Any] = {}
+    for step in range(2):  # by itself the method is charged for its whole bound, and may keep what it likes
+        answer = server.ask(**accepted | RECORDS)
+        assert isinstance(answer, Reply)
+        server.dropped, done = "", step + 1
+        accepted = {"round": done, "record.accepted": done, "record.since": done, "record.digest": answer.digest}
+    found = read_releases(tmp_path)
+    assert found.epsilon("record", 1e-5) == pytest.approx(gaussian.epsilon(math.sqrt(2) / SIGMA, 1e-5), rel=1e-9)
+    server.method = NormEC(0.5, 0.4)
+    refused = server.ask(**accepted | RECORDS)
+    assert isinstance(refused, Refusal)
+    assert refused.reason == "terms"
+    assert "began with a state that no noise covers" in read_journal(tmp_path / "events.jsonl")[-1]["exact"]
     assert read_releases(tmp_path).count() == 2
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from normec.federation.flower.mailbox import Incoming
 from normec.federation.flower.presence import Timeouts
 from normec.federation.flower.roster import OnlineParty
 from normec.federation.flower.sum_loop import run_sums
-from normec.federation.protocol import party_state
+from normec.federation.protocol import party_state, server_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.departure import leave
 from normec.federation.protocol.introduction import agreed, introduce, introduced
@@ -57,7 +58,7 @@ from normec.federation.secure_sum.wire import Refusal as SumRefusal
 from normec.privacy.secure_sum import SumGrid
 
 from .hostile import HostileServer
-from .summing_hospitals import NODES, SummingHospitals
+from .summing_hospitals import NODES, OPEN, SummingHospitals
 
 CLIENT = Privacy(sigma=0.2, trust="secure-sum", delta=1e-4)
 
@@ -630,4 +631,30 @@ def test_a_memory_of_sums_is_never_used_for_single_messages(tmp_path: Path) -> N
     assert kept is not None
     assert kept.accepted >= 1
     assert not kept.released
+    federation.close()
+
+
+def test_a_memory_does_not_outlive_the_record_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All parties remove the record of a run that is over, and the server begins another one under its name."""
+    stated = Privacy(sigma=0.2, trust="secure-sum", unit="record", record_clip=1.0, delta=1e-4)
+    rules = OPEN.model_copy(update={"unit": "record"})
+    federation = SummingHospitals(tmp_path, NormEC(1.0, 0.5), 3, stated, rules, records=[40])
+    federation.run()
+    run, first = federation.server.run, paid(federation)
+    for node in NODES:
+        federation.parties[node].close()
+        shutil.rmtree(federation.home(node) / "sums")
+    monkeypatch.setattr(server_state.secrets, "token_hex", lambda _: run.partition("~")[2])
+    federation._given["folder"] = tmp_path / "again"
+    federation.restart_server()
+    assert federation.server.run == run
+    for node in NODES:
+        federation.restart(node)
+    until(federation, "signatures")
+    for node in NODES:
+        state = party_state.load(party_state.sum_path_of(federation.home(node), run, node))
+        assert state is not None
+        assert state.client is not None
+        assert not state.client["memory"].any(), "what earlier rounds left is not in the price of the first"
+    assert paid(federation) == [count + 1 for count in first]
     federation.close()

@@ -6,9 +6,12 @@ import json
 import math
 import subprocess
 import sys
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from normec.errors import UsageError
 from normec.privacy import Privacy
@@ -94,6 +97,21 @@ def test_importing_needs_torch_and_numpy_only() -> None:
     assert done.stdout.count("pip install 'normec[privacy]'") == 2
 
 
-def test_numbers_of_numpy_are_taken_as_python_s() -> None:
+def test_numbers_of_other_libraries_are_taken_as_python_s() -> None:
     given = Privacy(epsilon=np.float32(2), delta=np.float64(1e-5), trust="local")  # type: ignore[arg-type]
     assert json.loads(json.dumps(given.to_dict())) == Privacy(epsilon=2.0, trust="local").to_dict()
+    several: Any = {"epsilon": Decimal(2), "delta": np.array(1e-5), "trust": "secure-sum", "honest": np.int64(3)}
+    assert json.loads(json.dumps(Privacy(**several).to_dict()))["honest"] == 3
+
+
+def test_a_number_that_the_caller_changes_later_stays_as_it_was_stated() -> None:
+    clip: Any = torch.tensor(1.0)
+    stated = Privacy(epsilon=2, unit="record", record_clip=clip)
+    clip.fill_(100.0)
+    assert stated.record_bound == 1.0
+
+
+def test_several_numbers_are_not_one() -> None:
+    for many in (torch.ones(2), np.ones(2)):
+        with pytest.raises(UsageError, match="epsilon must be one number"):
+            Privacy(epsilon=many)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import Everyone, FixedSize, Poisson, UsageError
+from normec import Everyone, FixedSize, Poisson, Rotation, UsageError
 from normec.sampling.participation import Participation
 
 
@@ -42,7 +42,7 @@ def test_fixed_size_draws_that_many_uniformly() -> None:
 
 
 def test_draws_depend_on_seed_and_round_alone() -> None:
-    for participation in (Poisson(0.5), FixedSize(4)):
+    for participation in (Poisson(0.5), FixedSize(4), Rotation(2, rate=0.5)):
         forward = draws(participation, 9, 40)
         assert torch.equal(forward, draws(participation, 9, 40))
         assert not torch.equal(forward, draws(participation, 9, 40, seed=1))
@@ -55,3 +55,26 @@ def test_draws_depend_on_seed_and_round_alone() -> None:
 def test_more_clients_than_there_are_cannot_be_drawn() -> None:
     with pytest.raises(UsageError, match="cannot draw 5 of 4 clients; ask for at most 4"):
         FixedSize(5).draw(4, 0, 0)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.6])
+@pytest.mark.parametrize(("clients", "groups"), [(7, 3), (8, 4), (5, 5), (4, 1)])
+def test_two_turns_of_a_client_are_groups_apart(clients: int, groups: int, rate: float) -> None:
+    rounds = 400
+    table = draws(Rotation(groups, rate), clients, rounds)
+    for client in range(clients):
+        turns = table[:, client].nonzero()[:, 0]
+        assert bool((turns % groups == client % groups).all())
+        assert len(turns) <= math.ceil(rounds / groups)
+        share = len(turns) / len(range(client % groups, rounds, groups))
+        assert share == pytest.approx(rate, abs=5 * math.sqrt(0.24 * groups / rounds)) if rate < 1 else share == 1
+    expected = Rotation(groups, rate).expected_messages(clients, rounds)
+    assert expected == pytest.approx(float(table.sum()), abs=5 * math.sqrt(table.sum()))
+    if rate == 1:
+        for k in range(2 * groups + 1):
+            assert Rotation(groups).expected_messages(clients, k) == float(table[:k].sum())
+
+
+def test_more_groups_than_clients_are_refused() -> None:
+    with pytest.raises(UsageError, match="groups = 5 is more than the 4 clients; ask for at most 4"):
+        Rotation(5).draw(4, 0, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
@@ -10,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normec.sampling.random_streams import Key, Stream, derive_seed, philox, philox_in_tensors, philox_on_host
+from normec.sampling.random_streams import (
+    Key,
+    Stream,
+    coins_below,
+    derive_seed,
+    philox,
+    philox_in_tensors,
+    philox_on_host,
+)
 
 from ..support import reference
 
@@ -132,6 +141,13 @@ def test_each_client_may_be_at_a_step_of_its_own() -> None:
     table = stream.uniform(clients, steps, 7)
     for row, client, step in zip(table, clients.tolist(), steps.tolist(), strict=True):
         assert torch.equal(stream.uniform(torch.tensor([client]), step, 7)[0], row)
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.1, 1 / 3, 1e-9, 3e-15, 1e-17, 5e-324])
+def test_a_coin_never_falls_more_often_than_its_rate_says(rate: float) -> None:
+    """The account counts a round at its rate, so a probability above it would be an ε below the truth."""
+    faces = coins_below(rate)
+    assert Fraction(faces, 2**53) <= Fraction(rate) < Fraction(faces + 1, 2**53)
 
 
 def test_nobody_and_nothing() -> None:

@@ -179,7 +179,7 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
             "epsilon",
             "witness",
             "record_clip_by",
-            "noise_schedule",
+            *("noise_schedule", "noise_bands", "groups"),
         ),
         *("rounds", "epochs", "batch_size", "batch_rate", "sample_rate", "sample_count", "seed", "method_settings"),
         *("server_optimizer", "server_optimizer_settings", "lr_schedule", "lr_schedule_settings"),

@@ -200,7 +200,7 @@ def test_objects_of_another_kind_are_refused(tmp_path: Path) -> None:
         "callbacks must be a list of objects of normec.Callback, got EarlyStopping", tmp_path, callbacks=EarlyStopping()
     )
     refused("callbacks must be a list of .*, got builtin_function", tmp_path, callbacks=[print])
-    refused(r"participation must be normec.Poisson\(rate\) or normec.FixedSize", tmp_path, participation=0.5)
+    refused(r"participation must be normec.Poisson\(rate\), normec.FixedSize", tmp_path, participation=0.5)
     adam = torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     refused("server_optimizer must be .*, got Adam$", tmp_path, server_optimizer=adam)
     scheduler = torch.optim.lr_scheduler.StepLR(adam, 10)

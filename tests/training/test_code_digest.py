@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import itertools
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -147,3 +149,34 @@ def test_cycles_end_and_what_cannot_be_looked_into_is_refused() -> None:
     assert code_digest(ring)
     with pytest.raises(UnknownObject):
         code_digest(itertools.count())
+
+
+def by_operator(x: Any) -> Any:
+    return torch.ops.somebody.scale(x)
+
+
+def by_part(x: Any) -> Any:
+    return OPERATORS.scale(x)
+
+
+OPERATORS = torch.ops.somebody
+HIDDEN = {
+    "an operator of anybody's": by_operator,
+    "operators under another name": by_part,
+    "a generator of random numbers": random.Random(1),
+    "a subclass of a compiled class": type("Own", (random.Random,), {})(1),
+    "a function of a compiled module": msgspec.json.decode,
+    "a compiled function": torch.jit.script(F.relu),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_what_keeps_more_than_its_attributes_is_unknown(name: str) -> None:
+    """Two of them may have the same names and attributes, and compute something else."""
+    with pytest.raises(UnknownObject):
+        code_digest(HIDDEN[name])
+
+
+def test_a_cached_function_is_known_by_what_it_caches() -> None:
+    one, other = functools.lru_cache(lambda x: x * 1.0), functools.lru_cache(lambda x: x * 3.0)
+    assert code_digest(one) != code_digest(other)

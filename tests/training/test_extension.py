@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -201,3 +202,14 @@ def test_a_ledger_of_another_epsilon_is_refused_outside_a_continued_run(tmp_path
         assert ledger.releases == 1
     with pytest.raises(n.UsageError, match="opened for epsilon"):
         Ledger(tmp_path / "ledger.jsonl", PRIVATE, 10, amend=True)
+
+
+@pytest.mark.parametrize("change", [{"delta": 0.1}, {"unit": "record"}, {"relation": "replace"}, {"trust": "local"}])
+def test_a_larger_epsilon_does_not_hide_another_change_of_a_ledger(change: Any, tmp_path: Path) -> None:
+    from normec.privacy.ledger import Ledger
+
+    with Ledger(tmp_path / "ledger.jsonl", PRIVATE, 10) as ledger:
+        ledger.spend(0, Event(4.0), 1.0)
+    other = dataclasses.replace(PRIVATE, epsilon=4.0, **change)
+    with pytest.raises(n.UsageError, match=f"opened for {next(iter(change))} = "):
+        Ledger(tmp_path / "ledger.jsonl", other, 10, amend=True)

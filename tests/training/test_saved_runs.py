@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -116,6 +117,11 @@ def test_a_run_shows_its_result_in_a_line(tmp_path: Path) -> None:
     assert repr(run) == f"Run(normec, 6 of 6 rounds, accuracy {accuracy:.4g}, epsilon 4, in {tmp_path})"
     assert run.history.columns[0] == "round"
     assert not {"loss", "grad_norm"} & set(run.history.columns)  # of a private run they are not recorded
+
+
+def test_the_line_of_a_run_does_not_round_its_epsilon_down() -> None:
+    run = trained(privacy=dataclasses.replace(PRIVATE, epsilon=4.0004))
+    assert "epsilon 4.001)" in repr(run)
 
 
 def test_plain_pytorch_loads_the_model(tmp_path: Path) -> None:

@@ -12,6 +12,9 @@ the next, and so on. With step sizes γ_k, the message of round t enters the las
 | the same with decay λ | β (1−λ)^j | γβ (1 − (1−λ)^{T−t}) / λ |
 | DP-SGD | β, then 0 | γβ |
 | DP-SGD with momentum p | β p^j | γβ (1 − p^{T−t}) / (1−p) |
+
+With a constant γ, the iterate j rounds after a message's own contains it with the weight γ Σ_{i<=j} h_i
+(`iterate_weights`).
 """
 
 from __future__ import annotations
@@ -43,16 +46,49 @@ def message_weights(method: Method, step_sizes: Sequence[float]) -> tuple[float,
         >>> message_weights(NormEC(alpha=0.1, beta=0.5, server_norm=False), [1.0, 1.0, 1.0])
         (1.5, 1.0, 0.5)
     """
-    if not (method.linear_server and claim_covers(method, "linear_server", *SERVER_FUNCTIONS)):
+    if not _is_linear(method):
         raise UsageError(
             f"the weight of a round's message in the last model is known for linear server steps only, and that of "
             f"{method.name} is not linear with these settings; use server_norm = false, or another noise_schedule"
         )
+    response = _impulse_response(method, len(step_sizes))
+    weights = np.convolve(np.asarray(step_sizes, dtype=np.float64)[::-1], response)[: len(response)][::-1]
+    return tuple(map(float, weights))
+
+
+def iterate_weights(method: Method, rounds: int) -> tuple[float, ...]:
+    """How much of a mean message is in the iterate of its round and in each later one, at a constant step size of 1.
+
+    For a server step that is not linear they are 1: such a step is taken as a sum of the messages.
+
+    Args:
+        method: The method.
+        rounds: The number of rounds.
+
+    Returns:
+        One weight for each round.
+
+    Example:
+        >>> from normec import DPSGD, Clip, NormEC
+        >>> iterate_weights(NormEC(alpha=0.1, beta=0.5, server_norm=False), 3), iterate_weights(DPSGD(Clip(1.0)), 3)
+        ((0.5, 1.0, 1.5), (1.0, 1.0, 1.0))
+    """
+    if not _is_linear(method):
+        return (1.0,) * rounds
+    return tuple(map(float, np.cumsum(_impulse_response(method, rounds))))
+
+
+def _is_linear(method: Method) -> bool:
+    """Whether the method states that its server step, as it is, is linear."""
+    return method.linear_server and claim_covers(method, "linear_server", *SERVER_FUNCTIONS)
+
+
+def _impulse_response(method: Method, rounds: int) -> list[float]:
+    """h_0, h_1, …: the directions of the rounds from that of a mean message of 1 on."""
     steps = Steps(method, torch.zeros(1, dtype=torch.float64))
     state, message, response = dict(steps.initial_server_state), torch.ones(1, dtype=torch.float64), []
-    for _ in step_sizes:
+    for _ in range(rounds):
         direction, state = steps.server_step(message, state)
         response.append(float(direction))
         message = torch.zeros_like(message)
-    weights = np.convolve(np.asarray(step_sizes, dtype=np.float64)[::-1], response)[: len(response)][::-1]
-    return tuple(map(float, weights))
+    return response

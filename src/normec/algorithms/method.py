@@ -343,7 +343,8 @@ class Steps:
             x: The model's parameters, ``[d]``.
             one_by_one: Show the client's functions one client at a time, and call every function on a copy of the
                 method that has seen nothing before. So whatever they do, and whatever they leave in the method's
-                attributes, they mix no clients and tell the server nothing.
+                attributes, they mix no clients and tell the server nothing. The copies are of the method as it is now:
+                what the caller changes in it later has no effect (`refuse_changes`).
         """
         if overrides(method, "client_step"):
             raise UsageError(
@@ -351,8 +352,8 @@ class Steps:
                 "override message and commit, which it calls"
             )
         refuse_other_arguments(method)
-        self.method, self.one_by_one = method, one_by_one
-        _ = self._own  # what cannot be copied is refused now
+        self.method, self.one_by_one, self._given = method, one_by_one, method
+        self.method = self._own  # what cannot be copied is refused now
         client, server = method.client_init(x.clone()), method.server_init(x.clone())
         self._single_client, self._single_server = isinstance(client, Tensor), isinstance(server, Tensor)
         self.initial_client_state = self._named(client, MEMORY, "client_init")
@@ -363,6 +364,16 @@ class Steps:
         self._dimension, self.message_length = len(x), method.message_length(len(x))
         self.broadcasts = bool(overrides(method, "broadcast"))
         self.corrects = bool(overrides(method, "local_correction"))
+        self._stated = text_of(method) if one_by_one else ""
+
+    def refuse_changes(self) -> None:
+        """Raise `UsageError` if a setting of the method, of which copies are called, was changed in the meantime."""
+        now = text_of(self._given) if self.one_by_one else ""
+        if now != self._stated:
+            raise UsageError(
+                f"the method was changed during a private run: it is {now}, and the noise was calibrated for "
+                f"{self._stated}; leave its settings as they are, or start another run"
+            )
 
     @property
     def _own(self) -> Method:

@@ -317,13 +317,15 @@ def _check_table(app: Path, data: Path) -> None:
 def _spent_budget(folder: Path, policy: Any) -> str:
     """Why no run can ask this party for anything more; empty if its budget is not used up."""
     from ..federation.protocol.spending import spending
+    from ..privacy.display import shown_epsilon
 
     if policy.epsilon is None or not folder.is_dir():
         return ""
     found = spending(folder, policy)
     if found["epsilon"] < policy.epsilon:
         return ""
-    return f"the budget is spent: epsilon = {found['epsilon']:.6g} of {policy.epsilon:g} per {policy.unit}"
+    spent = shown_epsilon(found["epsilon"], 6)
+    return f"the budget is spent: epsilon = {spent} of {policy.epsilon:g} per {policy.unit}"
 
 
 @app.command()

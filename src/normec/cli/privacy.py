@@ -34,6 +34,7 @@ SamplingRate = Annotated[
 Schedule = Annotated[
     str, typer.Option(help="How the noise changes by round: constant, linear:R, exponential:R, or a number per round.")
 ]
+Groups = Annotated[int, typer.Option(help="Groups of clients that take turns, one in each round.")]
 Bound = Annotated[float, typer.Option(help="The largest norm of a message: 1 for NormEC, τ for clipping.")]
 
 
@@ -49,6 +50,7 @@ def epsilon(
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
     noise_schedule: Schedule = "constant",
+    groups: Groups = 1,
     as_json: o.Json = False,
 ) -> None:
     """Compute the exact ε of a given noise."""
@@ -56,6 +58,7 @@ def epsilon(
         clients,
         releases,
         bound,
+        groups,
         sigma=sigma,
         delta=delta,
         relation=relation,
@@ -79,6 +82,7 @@ def noise(
     sampling_rate: SamplingRate = None,
     bound: Bound = 1.0,
     noise_schedule: Schedule = "constant",
+    groups: Groups = 1,
     as_json: o.Json = False,
 ) -> None:
     """Compute the smallest noise, per client and coordinate of a message, that keeps a target."""
@@ -86,6 +90,7 @@ def noise(
         clients,
         releases,
         bound,
+        groups,
         epsilon=epsilon,
         delta=delta,
         relation=relation,
@@ -140,6 +145,10 @@ def audit(
     noise_schedule: Annotated[str, typer.Option(help="How the noise changes by round; best for linear methods.")] = (
         "constant"
     ),
+    groups: Groups = 1,
+    noise_bands: Annotated[
+        int, typer.Option(help="Rounds over which the noise is correlated, with --trust central and --groups.")
+    ] = 1,
     as_json: o.Json = False,
 ) -> int:
     """Try to refute the claimed ε: runs with and without a worst-case client. Exit code 1 if one is refuted."""
@@ -164,14 +173,18 @@ def audit(
         trust=_literal(trust),
         noise=_literal(noise),
         noise_schedule=noise_schedule,
+        noise_bands=noise_bands,
     )
+    clients = 4 if groups == 1 else 2 * groups + 2
     names = bounded if method == "all" else (method,)
     found = {}
     for name in names:
         print(f"auditing {name}", file=sys.stderr, flush=True)
         config = make(extra.get(name, {"method": name}))
         built, local = methods.build(config, dim=16), methods.local_steps(config)
-        found[name] = audit_method(built, privacy, rounds=rounds, trials=trials, local=local)
+        found[name] = audit_method(
+            built, privacy, clients=clients, rounds=rounds, trials=trials, local=local, groups=groups
+        )
     if as_json:
         facts = {
             name: {
@@ -209,7 +222,7 @@ def _literal(word: str) -> Any:
     return word
 
 
-def _release(clients: int | None, releases: int, bound: float, **statement: Any) -> Release:
+def _release(clients: int | None, releases: int, bound: float, groups: int, **statement: Any) -> Release:
     from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
     privacy = Privacy(**statement)
@@ -218,7 +231,9 @@ def _release(clients: int | None, releases: int, bound: float, **statement: Any)
             print("This is for one client; the noise of several clients adds up: give --clients.", file=sys.stderr)
         clients = 1
     sampling = Sampling(privacy.sampling) if privacy.sampling is not None else FULL
-    return release(Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling))
+    return release(
+        Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling, groups=groups)
+    )
 
 
 def _answer(as_json: bool, composed: Release, **facts: float) -> None:

@@ -224,6 +224,7 @@ class ClientOptimizer(Optimizer):
             )
         self._flat.refuse_changes()
         self._flat.refuse_averaging()
+        self._steps.refuse_changes()
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
         messages, draft, faults = self._messages()

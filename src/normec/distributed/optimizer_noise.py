@@ -82,6 +82,11 @@ class OptimizerNoise:
             raise UsageError(
                 "the optimizer adds the same noise in every step; leave out noise_schedule, or use normec.train"
             )
+        if privacy.correlates:
+            raise UsageError(
+                "the optimizer's clients take part in every step, where correlated noise gains nothing; leave out "
+                "noise_bands, or use normec.train"
+            )
         refuse_mixing_methods(method, dimension)
         privacy = privacy.with_noise("secure")
         if ledger is None and privacy.noise != "seeded":

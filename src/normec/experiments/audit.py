@@ -15,6 +15,10 @@ per client: the definition, not the code under audit. Under "secure-sum" and "ce
 round. Under "local" trust it sees every message. A simulation of local trust adds one draw to the sum instead; this sum
 is audited as well and compared with the noise of all messages together.
 
+**Turns.** Of groups that take turns, the clients of the round's group are drawn, and the opponent is in the group of
+the canary. The sign of the canary's gradient then follows its turns. The observer knows the
+coefficients of correlated noise, and combines the sums to rows whose noise is independent.
+
 **Records.** At record level the canary is one record. All clients have small gradients, and the record moves that of
 its client by its clipped norm over the client's number of records. Methods without a state are audited in this way.
 
@@ -33,7 +37,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.local_steps import LocalSteps
-from ..algorithms.message_weights import message_weights
+from ..algorithms.message_weights import iterate_weights, message_weights
 from ..algorithms.method import Method, Steps, rows_like
 from ..errors import UsageError, at_least
 from ..gradients.engine import Block
@@ -63,6 +67,7 @@ def audit_method(
     local: LocalSteps | None = None,
     weights: Sequence[float] = (),
     records: Sequence[int] = (),
+    groups: int = 1,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Audit:
     """Try to refute the ε of `method` under `privacy` with `trials` runs with a canary and as many without.
@@ -80,14 +85,15 @@ def audit_method(
         weights: The clients' weights, with the sum 1 (default: equal). They are sorted, so that the first client is the
             heaviest.
         records: At record level, the number of records of each client, in the order of the weights.
+        groups: The number of groups of clients that take turns; with more than one, at least 2·groups + 2 clients.
         progress: Called with the number of finished runs.
 
     Returns:
         The bounds for the view that looked worst; `audit_releases` chooses it on runs that it does not judge.
     """
     at_least(192, trials=trials)
-    at_least(4, clients=clients)
-    at_least(1, rounds=rounds, dimension=dimension)
+    at_least(4 if groups == 1 else 2 * groups + 2, clients=clients)
+    at_least(1, groups=groups, rounds=rounds, dimension=dimension)
     if privacy.sampling is not None:
         raise UsageError("the audit works without sampling; leave it out")
     shifts = _record_shifts(method, privacy, records, clients)
@@ -107,6 +113,8 @@ def audit_method(
         message_weights=planned,
         weights=tuple(relative.tolist()) if relative is not None else (),
         records=tuple(map(float, records)) or None,
+        groups=groups,
+        workload=iterate_weights(method, rounds) if privacy.correlates else (),
     )
     composed = release(facts_of(method), privacy, setting)
     claim = calibrate(composed, privacy)
@@ -114,7 +122,8 @@ def audit_method(
     direction = torch.from_numpy(np.random.default_rng(seed).standard_normal((2, dimension)))
     direction /= direction.norm(dim=1, keepdim=True)
     observers = [(True, claim.epsilon)] if privacy.trust == "local" else [(False, claim.epsilon)]
-    alike = relative is None and composed.relative is None  # else clients move the sum by different lengths
+    # Otherwise clients move the sum by different lengths, or in different rounds.
+    alike = relative is None and composed.relative is None and groups == 1
     if privacy.trust == "local" and privacy.noise == "seeded" and privacy.memory == "clean" and alike:
         together = replace(composed, gain=math.sqrt(clients))  # the guarantee of the sum of all messages
         observers.append((False, together.epsilon(claim.sigma, privacy.delta)))
@@ -123,7 +132,9 @@ def audit_method(
         found = []
         for canary in (0, clients - 1):
             scenario = [
-                _Scenario(method, privacy.relation, clients, canary, direction, present, local, relative, shifts)
+                _Scenario(
+                    method, privacy.relation, clients, canary, direction, present, local, relative, shifts, groups
+                )
                 for present in (True, False)
             ]
             seen = []
@@ -132,17 +143,28 @@ def audit_method(
                 for trial in range(canary > 0, trials, 2):
                     number = (2 * (seed * trials + trial) + case) * 2 + per_message
                     mechanism = _RecordingMechanism(per_message, fixed, method, setting, seed=number)
-                    runs.append(_observe(one, mechanism, setting))
+                    runs.append(_rows(_observe(one, mechanism, setting), mechanism))
                     done += 1
                     progress(done)
                 seen.append(np.array(runs))
-            with_canary, without = (np.array(one.expected(rounds, per_message)) for one in scenario)
+            with_canary, without = (_rows(one.expected(rounds, per_message), mechanism) for one in scenario)
             found.append(View(f"canary is client {canary}", seen[0], seen[1], with_canary, without, epsilon))
         name = "single messages" if per_message else "the sum"
         if alike:
             views.append(_pooled(found, name))
         views += [replace(one, name=f"{name}, {one.name}") for one in found]
     return audit_releases(views, privacy.delta, confidence)
+
+
+def _rows(seen: Sequence[np.ndarray[Any, Any]], mechanism: Mechanism) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return observations ``[releases, d]`` as rows with independent noise: C times the sums of correlated noise."""
+    sums = np.array(seen, dtype=np.float64)
+    if mechanism.banded is None:
+        return sums
+    rows = np.zeros_like(sums)
+    for back, coefficient in enumerate(mechanism.banded.fractions[: len(sums)]):
+        rows[back:] += coefficient * sums[: len(sums) - back]
+    return rows
 
 
 def _record_shifts(method: Method, privacy: Privacy, records: Sequence[int], clients: int) -> tuple[float, ...] | None:
@@ -196,6 +218,7 @@ class _Scenario:
     local: LocalSteps | None = None
     weights: Tensor | None = None  # n·w_i, unless all are equal
     shifts: tuple[float, ...] | None = None  # at record level, how far a record moves each client's gradient
+    groups: int = 1
 
     @property
     def steps(self) -> int:
@@ -204,8 +227,8 @@ class _Scenario:
 
     @property
     def opponent(self) -> int:
-        """The client next to the canary, in the same block."""
-        return 1 if self.canary == 0 else self.canary - 1
+        """The client next to the canary in its group, in the same block."""
+        return self.groups if self.canary == 0 else self.canary - self.groups
 
     def by_role(self, rows: Tensor) -> Tensor:
         """Return the rows of clients in the order canary, opponent, others."""
@@ -215,7 +238,7 @@ class _Scenario:
     def gradients(self, round: int) -> Tensor:
         """Return the gradients ``[n, d]``, which do not depend on x."""
         direction, rest = self.directions
-        sign = _SIGNS[round % len(_SIGNS)]
+        sign = _SIGNS[round // self.groups % len(_SIGNS)]
         absent = 0.0 if self.relation == "zero-out" else -1.0
         grads: Tensor = (0.3 * min(self.method.bound, 1.0) * rest).repeat(self.clients, 1)
         if self.shifts is not None:
@@ -239,7 +262,12 @@ class _Scenario:
         return -y if local.scale == "difference" else -y / (self.steps * local.lr)
 
     def drawn(self, round: int) -> Tensor:
-        """Return the drawn clients: canary and opponent in every round, the others in every second round."""
+        """Return the drawn clients: canary and opponent in every round, the others in every second round.
+
+        Of groups that take turns, the clients of the round's group.
+        """
+        if self.groups > 1:
+            return torch.arange(round % self.groups, self.clients, self.groups)
         chosen = range(self.clients) if round % 2 == 1 else sorted((self.canary, self.opponent))
         return torch.tensor(list(chosen))
 

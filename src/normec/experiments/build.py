@@ -15,7 +15,7 @@ from .. import data, models
 from ..data.partition import BY_GROUPS
 from ..errors import UsageError, at_least
 from ..problems.problem import Problem
-from ..sampling.participation import FixedSize, Participation, Poisson
+from ..sampling.participation import FixedSize, Participation, Poisson, Rotation
 from ..sampling.random_streams import derive_seed
 from ..settings.config import RunConfig, in_groups
 from ..system.code_files import in_a_file
@@ -228,6 +228,7 @@ def statement(config: RunConfig, record_clip: float | Literal["auto"] | None) ->
         record_clip=record_clip,
         record_clip_by=config.record_clip_by or "record",
         noise_schedule=config.noise_schedule or "constant",
+        noise_bands=config.noise_bands,
     )
 
 
@@ -261,6 +262,10 @@ def weights(text: str | None) -> Weights:
 def _participation(config: RunConfig) -> Participation | None:
     if config.sample_rate is not None and config.sample_count is not None:
         raise UsageError("give sample_rate or sample_count, not both")
+    if config.groups is not None and config.sample_count is not None:
+        raise UsageError("groups take turns as a whole or by sample_rate; leave out sample_count")
+    if config.groups is not None:
+        return Rotation(config.groups, config.sample_rate if config.sample_rate is not None else 1.0)
     if config.sample_rate is not None:
         return Poisson(config.sample_rate)
     return FixedSize(config.sample_count) if config.sample_count is not None else None

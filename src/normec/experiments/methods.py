@@ -88,6 +88,8 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
 
 def _participation(config: RunConfig) -> float:
     """The share of the clients that take part in a round."""
+    if config.groups is not None:
+        return (config.sample_rate or 1.0) / config.groups
     if config.sample_rate is not None:
         return config.sample_rate
     if config.sample_count is None:

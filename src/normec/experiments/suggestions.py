@@ -18,6 +18,7 @@ from . import build, methods
 NOT_GIVEN = (
     *(*methods.SETTINGS, "method_settings", *methods.LOCAL),
     *("lr", "epochs", "batch_size", "batch_rate", "sample_rate", "sample_count", "server_optimizer", "warmup"),
+    *("groups", "noise_bands"),
 )
 
 

@@ -113,6 +113,10 @@ class Setting:
             empty for equal weights.
         message_weights: The weight of each round's message in the last model (`algorithms.message_weights`), for
             noise_schedule="best"; None if it is not known.
+        groups: The number of public groups of clients that take turns, one in each round; 1 if any client may take part
+            in any round.
+        workload: How much of a message is in the iterate of its round and in each later one
+            (`algorithms.message_weights.iterate_weights`), for noise_bands; empty if it is not known.
 
     Raises:
         UsageError: A value is unknown or out of range.
@@ -136,9 +140,11 @@ class Setting:
     local_steps: bool = False
     weights: tuple[float, ...] = ()
     message_weights: tuple[float, ...] | None = None
+    groups: int = 1
+    workload: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        at_least(1, clients=self.clients, rounds=self.rounds)
+        at_least(1, clients=self.clients, rounds=self.rounds, groups=self.groups)
         one_of(("public", "gradients"), start=self.start)
         for name, given in (("weights", self.weights), ("records", self.divisors)):
             if len(given) not in (0, 1, self.clients):
@@ -152,6 +158,11 @@ class Setting:
     def heaviest(self) -> float:
         """The largest weight n·w_i; 1 for equal weights."""
         return max(self.weights, default=1.0)
+
+    @property
+    def turns(self) -> int:
+        """The most rounds in which one client takes part."""
+        return -(-self.rounds // self.groups)
 
     @property
     def divisors(self) -> tuple[float, ...]:

@@ -15,6 +15,10 @@ names, then at any time, over all crashes and restarts, the file contains all re
 - A round has one set of coins, however often it is released. Only its first release has fresh coins and gains from
   sampling. A further one is, given what was seen before, a mixture of taking part and of not taking part, which a
   release of a unit that takes part dominates: it counts at rate 1.
+- Groups that take turns share a payment (rule P1). With `groups` G, no unit takes part in two of the rounds cG … cG + G
+  − 1, so the first release of any of them pays for the first releases of all: a line says how many releases it charges.
+  A round that is released again is charged in full, whatever its group. So for every unit the file charges at least the
+  releases that it took part in.
 - `reserve` pays for many rounds with one line, before they are made. With a key, a resumed run goes on inside its
   reservation; without, the allowance lives in the process that made it, and what a crash leaves of it is lost, not
   returned.
@@ -31,7 +35,7 @@ import dataclasses
 import math
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self
@@ -63,6 +67,30 @@ def without_used_coins(event: Event, attempt: int) -> Event:
     return dataclasses.replace(event, rate=1.0) if attempt else event
 
 
+def charged_releases(rounds: range, attempt: int, groups: int, paid: Container[int]) -> int:
+    """How many releases are charged for release number `attempt` of some rounds, if `groups` take turns.
+
+    Args:
+        rounds: The rounds.
+        attempt: 0 for first releases; all others are charged in full.
+        groups: The number of groups that take turns.
+        paid: The cycles of that many rounds of which a first release was charged before.
+
+    Example:
+        >>> charged_releases(range(3, 9), attempt=0, groups=4, paid={0}), charged_releases(range(3, 9), 1, 4, {0})
+        (2, 6)
+    """
+    if attempt or groups == 1:
+        return len(rounds)
+    return sum(cycle not in paid for cycle in {round // groups for round in rounds})
+
+
+def charged_events(lines: Iterable[Mapping[str, Any]]) -> list[Event]:
+    """What the lines of a ledger charge; the first releases of a cycle that is paid for add nothing."""
+    counted = [(line, line.get("charged", line["count"])) for line in lines]
+    return [Event(line["multiplier"], line["rate"], charged) for line, charged in counted if charged != 0]
+
+
 @dataclass(frozen=True)
 class Receipt:
     """The permission to make a release.
@@ -92,29 +120,35 @@ class Payments:
 
     Args:
         privacy: The statement of the run.
-        horizon: The planned number of rounds.
+        horizon: The planned number of releases that are charged.
         planned: All releases of a run whose noise changes by round.
         made: The round, the event and the noise of every release, in order.
+        groups: The number of groups of clients that take turns.
     """
 
     privacy: Privacy
     horizon: int
     planned: tuple[Event, ...]
     made: tuple[tuple[int, Event, float], ...]
+    groups: int = 1
 
     def write(self, path: Path) -> None:
         """Write the ledger; rounds that follow each other with the same noise share a line."""
-        with Ledger(path, self.privacy, self.horizon, planned=self.planned) as ledger:
+        with Ledger(path, self.privacy, self.horizon, planned=self.planned, groups=self.groups) as ledger:
             waiting: tuple[int, Event, float] | None = None
+            latest, repeats = -1, False  # the latest round so far; whether the round that waits was released before
             for round, event, sigma in self.made:
+                again = self.groups > 1 and round <= latest  # cycles are charged for first releases only
+                latest = max(latest, round)
                 if waiting is not None:
                     first, whole, noise = waiting
                     one = dataclasses.replace(whole, count=1)
-                    if (one, noise, first + whole.count) == (event, sigma, round):
+                    follows = (one, noise, first + whole.count) == (event, sigma, round)
+                    if follows and not (again or repeats):
                         waiting = first, dataclasses.replace(whole, count=whole.count + 1), noise
                         continue
                     ledger.reserve(*waiting)
-                waiting = round, event, sigma
+                waiting, repeats = (round, event, sigma), again
             if waiting is not None:
                 ledger.reserve(*waiting)
 
@@ -134,13 +168,14 @@ class Ledger:
     Args:
         path: The ledger's file; `path.head` next to it holds the number of lines and the last hash.
         privacy: The statement; a file that was opened for another one is refused.
-        horizon: The planned number of rounds (see `Account.upper`).
+        horizon: The planned number of releases that are charged (see `Account.upper`).
         expect: The head in a checkpoint; a ledger that is shorter is refused.
         secret: A key for the hashes, so that nobody without it can write a ledger that verifies.
         witness: A file in another folder that also counts the lines, so that a ledger which was restored to an older
             state, or deleted, is refused. To begin one for an existing ledger, copy `path.head` to it.
         planned: All releases of a run whose noise changes by round (see `Account.upper`).
         amend: Whether the statement may have a larger ε than the file was opened for; a line notes the new one.
+        groups: The number of groups of clients that take turns; a file that was opened for another one is refused.
 
     Raises:
         LedgerDamaged: The file was changed, cut, or set back.
@@ -166,13 +201,16 @@ class Ledger:
         witness: str | os.PathLike[str] | None = None,
         planned: Iterable[Event] = (),
         amend: bool = False,
+        groups: int = 1,
     ) -> None:
-        at_least(1, horizon=horizon)
+        at_least(1, horizon=horizon, groups=groups)
         self._amend = amend
+        self.groups, self.releases = groups, 0
         self.privacy, self.horizon = privacy, horizon
         self._account = Account(privacy.delta, planned=planned)
         self._attempts: dict[int, int] = {}  # round → attempts so far
         self._paid: set[tuple[int, int]] = set()  # (round, attempt)
+        self._cycles: set[int] = set()  # cycles of `groups` rounds whose first releases are paid for
         self._keys: dict[tuple[int, str], _Paid] = {}  # by round and key
         self._last_key = -1  # the latest round that was paid for with a key
         self._allowance: dict[int, _Paid] = {}  # reserved without a key, in this process
@@ -185,10 +223,6 @@ class Ledger:
         except BaseException:
             self._chain.close()
             raise
-
-    @property
-    def releases(self) -> int:
-        return self._account.releases
 
     @property
     def path(self) -> Path:
@@ -223,6 +257,11 @@ class Ledger:
         if (round, key) in self._keys if key is not None else round in self._allowance:
             return None
         return self._attempts.get(round, 0)
+
+    @property
+    def cycles(self) -> set[int]:
+        """The cycles of `groups` rounds whose first releases are paid for."""
+        return set(self._cycles)
 
     def spend(self, round: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
         """Pay for the release of `round`. Raises `BudgetSpent` if the budget does not allow it."""
@@ -285,11 +324,15 @@ class Ledger:
         positive(sigma=sigma)
         attempt = max(self._attempts.get(round, 0) for round in range(first, first + event.count))
         event = without_used_coins(event, attempt)
-        after, epsilon = affordable(self._account, event, self.privacy, self.horizon, first)
+        charged = charged_releases(range(first, first + event.count), attempt, self.groups, self._cycles)
+        after, epsilon = self._account.copy(), self.epsilon
+        if charged:
+            due = dataclasses.replace(event, count=charged)
+            after, epsilon = affordable(self._account, due, self.privacy, self.horizon, first)
         if not math.isfinite(epsilon):
             raise UsageError(f"sigma = {sigma:g} gives no privacy: epsilon is infinite; raise sigma")
         epsilon = max(epsilon, self.epsilon)  # an exact value may follow a rounded-up one
-        line = {
+        line: dict[str, Any] = {
             "kind": "release",
             "round": first,
             "count": event.count,
@@ -298,19 +341,22 @@ class Ledger:
             "sigma": sigma,
             "multiplier": event.multiplier,
             "rate": event.rate,
-            "releases": after.releases,
+            "releases": self.releases + event.count,
             "epsilon": epsilon,
         }
+        if self.groups > 1:
+            line["charged"] = charged
         self._chain.append(line)
         self._take(line, after)
-        return Receipt(first, attempt, True, epsilon, after.releases)
+        return Receipt(first, attempt, True, epsilon, self.releases)
 
     def _take(self, line: dict[str, Any], account: Account) -> None:
-        self._account, self.epsilon = account, line["epsilon"]
+        self._account, self.epsilon, self.releases = account, line["epsilon"], line["releases"]
         if line["round"] <= self._last_key:
             self._keys = {known: paid for known, paid in self._keys.items() if known[0] < line["round"]}
         for round in range(line["round"], line["round"] + line["count"]):
             self._attempts[round] = line["attempt"] + 1
+            self._cycles.add(round // self.groups)
             self._paid.add((round, line["attempt"]))
             self._epsilons[round] = line["epsilon"]
             if line["key"] is not None:
@@ -320,16 +366,25 @@ class Ledger:
 
     def _resume(self) -> None:
         header = {"kind": "header", "format": 1, "privacy": self.privacy.to_dict()}
+        if self.groups > 1:
+            header["groups"] = self.groups
         if not self._chain.lines:
             self._chain.append(header)
             return
         first, *rest = self._chain.lines
         if first.get("kind") != "header" or first.get("format") != 1:
             raise LedgerDamaged(f"{self._chain.path} does not begin with a ledger's header")
-        stated = [line["privacy"] for line in rest if line["kind"] == AMENDMENT]
-        changed = self.privacy.difference(stated[-1] if stated else first["privacy"])
+        if first.get("groups", 1) != self.groups:
+            raise UsageError(
+                f"{self._chain.path} was opened for {first.get('groups', 1)} groups of clients, got {self.groups};"
+                " keep the number of groups or start another ledger"
+            )
+        stated = [first["privacy"], *(line["privacy"] for line in rest if line["kind"] == AMENDMENT)][-1]
+        changed = self.privacy.difference(stated)
         grown = changed is not None and changed[0] == "epsilon" and None not in changed and changed[1] < changed[2]
-        if changed is not None and not (self._amend and grown):
+        if amended := self._amend and grown:  # nothing else may change together with ε
+            changed = self.privacy.difference({**stated, "epsilon": self.privacy.epsilon})
+        if changed is not None:
             name, before, now = changed
             raise UsageError(
                 f"{self._chain.path} was opened for {name} = {before!r}, got {now!r};"
@@ -337,7 +392,8 @@ class Ledger:
             )
         for line in rest:
             if line["kind"] != AMENDMENT:
-                self._account.add(Event(line["multiplier"], line["rate"], line["count"]))
+                for event in charged_events([line]):
+                    self._account.add(event)
                 self._take(line, self._account)
-        if changed is not None:
+        if amended:
             self._chain.append({"kind": AMENDMENT, "privacy": self.privacy.to_dict()})

@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..system.files import read_bytes, read_if_present
 from .accounting import Account, Event
 from .hash_chain import Head, LedgerDamaged, read_chain
-from .ledger import AMENDMENT
+from .ledger import AMENDMENT, charged_events
 
 MOST_BEYOND = 10**9  # the most releases beyond a ledger that a summary may state
 _LATEST = Path("checkpoint") / "latest.json"
@@ -57,7 +57,7 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
     try:
         header, *lines = read_chain(path, head).lines or [{}]
         lines = [line for line in lines if line.get("kind") != AMENDMENT]
-        events = [Event(line["multiplier"], line["rate"], line["count"]) for line in lines]
+        events = charged_events(lines)
         paid = Paid(float(lines[-1]["epsilon"]), int(lines[-1]["releases"])) if lines else Paid(0.0, 0)
         delta = float(header["privacy"]["delta"])
         local = header["privacy"]["trust"] == "local"

@@ -10,6 +10,10 @@ matter. If only the sum is visible, one draw of variance nσ² replaces the draw
 distribution at a fraction of the cost. The same holds in simulations of local trust, where nobody sees single messages,
 unless memories contain the noise. If clients are distributed over processes, each process draws noise for its own
 clients before it sends anything; seeded noise is one vector that all processes know, and each adds its share.
+
+Correlated noise (rule M1) depends on past rounds, which are kept in tables of the run's state: `correlate` takes them,
+and `keep_round` adds a finished round. Seeded noise keeps w_t. Noise on a grid keeps the sums S_t without noise and the
+released sums, because the row of a round is an integer that contains earlier S_t.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import dataclasses
 import inspect
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,16 +31,27 @@ import torch
 from torch import Tensor
 
 from ..algorithms.error_feedback import ErrorFeedbackScheme
-from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, claim_covers, has_functions_of, rows_like
+from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, Tables, claim_covers, has_functions_of, rows_like
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..sampling.random_streams import Key, Stream
 from ..system.files import read_if_present, writing
 from ..system.processes import process_identity
 from .accounting import Account, Event, mu_for
+from .correlated_noise import HISTORY, ONE, SUMS, BandedNoise, best_coefficients
 from .facts import Facts, Setting
 from .hash_chain import read_chain
-from .ledger import Head, Ledger, LedgerDamaged, LedgerInUse, Payments, Receipt, affordable, without_used_coins
+from .ledger import (
+    Head,
+    Ledger,
+    LedgerDamaged,
+    LedgerInUse,
+    Payments,
+    Receipt,
+    affordable,
+    charged_releases,
+    without_used_coins,
+)
 from .noise import GridNoise, noise_source, privatise
 from .release import Calibrated, calibrate
 from .rounding_grid import from_grid, grid_step, snap
@@ -44,6 +59,7 @@ from .rules import release
 from .secure_sum import SumGrid
 from .statement import Privacy
 
+LARGEST_SUM = 2**62 // ONE  # of messages on a grid under correlated noise, which multiplies them by coefficients
 SHORTEST_BOUND = 1e-15  # the square of a shorter length is no normal number of float32, and no check would see it
 
 
@@ -73,14 +89,18 @@ def facts_of(method: Method, dimension: int = 1) -> Facts:
     The record rule for hidden memories is proved only for error feedback (`ErrorFeedbackScheme`). A method with a state
     of another kind has no Lipschitz constant for the rules, because a record may act through the state.
     """
-    steps = Steps(method, torch.zeros(dimension))
-    scheme = has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS, "_forgotten") and all(
-        isinstance(inspect.getattr_static(method, name), int | float) for name in ("beta", "decay")
-    )  # numbers, not properties that may say something else the next time
+    steps, scheme = Steps(method, torch.zeros(dimension)), made_of_messages(method)
     claimed = claim_covers(method, "lipschitz", *CLIENT_FUNCTIONS) and (scheme or not steps.stateful)
     lipschitz = method.lipschitz if claimed and method.lipschitz is not None else math.inf
     beta, decay = (method.beta, method.decay) if isinstance(method, ErrorFeedbackScheme) else (1.0, 0.0)
     return Facts(method.name, method.bound, steps.stateful, lipschitz, beta, decay, made_of_messages=scheme)
+
+
+def made_of_messages(method: Method) -> bool:
+    """Whether a client's state is the memory of error feedback: a function of the messages that were sent alone."""
+    return has_functions_of(method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS, "_forgotten") and all(
+        isinstance(inspect.getattr_static(method, name), int | float) for name in ("beta", "decay")
+    )  # numbers, not properties that may say something else the next time
 
 
 def refuse_false_constant(method: Method, lipschitz: float, dimension: int) -> None:
@@ -150,6 +170,11 @@ class Mechanism:
                 f"{method.name} bounds its messages by {self.release.bound:g}, and lengths below {SHORTEST_BOUND:g} "
                 "vanish in single precision; raise the bound, and lower the step size by as much"
             )
+        if privacy.record_bound is not None and privacy.record_bound < SHORTEST_BOUND:
+            raise UsageError(
+                f"record_clip is {privacy.record_bound:g}, and lengths below {SHORTEST_BOUND:g} vanish in single "
+                "precision; raise it"
+            )
         if privacy.record_clip is not None and math.isfinite(facts.lipschitz) and not works_by_rows(method):
             refuse_false_constant(method, facts.lipschitz, setting.dimension or 1)
             notes = (*notes, f"how far a record moves a message rests on the constant that {method.name} states")
@@ -167,19 +192,78 @@ class Mechanism:
         self._steps: dict[float, float] = {}  # σ → step
         if privacy.trust == "secure-sum" and privacy.noise == "secure":
             self._step_of(self.sigma * min(self.release.schedule or (1.0,)))  # refuses noise that is too small
+        self.banded = self._banded_noise()
+        self._past: Tables = {}  # of correlated noise, in the run's state
+        self._row: Tables = {}  # what the current round adds to them
         self._account = Account(privacy.delta, planned=self._planned)
+        # Without a ledger: the releases of each round, and the cycles of groups that take turns with a release.
+        self._attempts: Counter[int] = Counter()
+        self._cycles: set[int] = set()
         self._enough = mu_for(privacy.budget, privacy.delta) if math.isfinite(privacy.budget) else math.inf
         self._ledger: Ledger | None = None
         self._made: list[tuple[int, Event, float]] = []  # what was paid without a ledger
         self.name, self._notes, self._gaps, self._witness = name, notes, gaps, witness
         # A simulation that can be repeated bit for bit pays for a hundredth of its rounds at once, if their noise is
         # the same.
-        self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" and not scheduled else 1
+        alike = not scheduled and (setting.groups == 1 or self.release.sensitivity.is_constant)
+        self._chunk = max(1, setting.rounds // 100) if privacy.noise == "seeded" and alike else 1
         self._owner: tuple[int, ...] | None = None  # the process that pays for the rounds
         self._paid: int | None = None
         self._attempt = 0
         self._recalled = False
         self._sum: Tensor | None = None
+
+    def _banded_noise(self) -> BandedNoise | None:
+        """The correlation of the noise; None if the noise of all rounds is independent."""
+        bands = self.privacy.bands_of(self.setting.groups)
+        if bands == 1:
+            return None
+        banded = BandedNoise(best_coefficients(bands, self.setting.workload))
+        if isinstance(self._source, GridNoise):
+            most = math.ceil(self.setting.clients / self.setting.groups) * self.release.bound * self.release.heaviest
+            if not most / grid_step(self.release.sum_sigma(self.sigma)) < LARGEST_SUM:
+                raise UsageError(
+                    f"sums of messages of up to {self.release.bound:g} under sigma = {self.sigma:g} do not fit into "
+                    "the 64 bits of correlated noise on a grid; raise sigma, or leave out noise_bands"
+                )
+        return banded
+
+    def correlate(self, past: Tables, coefficients: Sequence[int] | None = None) -> None:
+        """Take the tables of past rounds, for correlated noise.
+
+        Args:
+            past: The tables, which `keep_round` changes; empty before the first round.
+            coefficients: Those that the run began with; None for a run that begins now.
+        """
+        if self.banded is None:
+            return
+        if coefficients is not None:
+            if len(coefficients) != self.banded.bands:
+                raise UsageError(
+                    f"the checkpoint has {len(coefficients)} coefficients of correlated noise, and the run has "
+                    f"{self.banded.bands}; restore the run's folder from a backup"
+                )
+            self.banded = BandedNoise(coefficients)
+        self._past = past
+
+    def empty_past(self, like: Tensor) -> Tables:
+        """The tables of past rounds before the first one, for messages like `like`; none without correlated noise."""
+        if self.banded is None:
+            return {}
+        if not isinstance(self._source, GridNoise):
+            return {HISTORY: self.banded.empty_table(len(like), like.dtype, like.device)}
+        host = torch.device("cpu")
+        return {
+            HISTORY: self.banded.empty_table(len(like), torch.float64, host),
+            SUMS: self.banded.empty_table(len(like), torch.int64, host),
+        }
+
+    def keep_round(self, round: int) -> None:
+        """Note that `round` is finished; correlated noise needs what it has drawn in the next rounds."""
+        if self.banded is not None:
+            for name, row in self._row.items():
+                self.banded.keep(self._past[name], round, row)
+            self._row = {}
 
     def sigma_at(self, round: int) -> float:
         """The noise of one client in `round`."""
@@ -236,11 +320,12 @@ class Mechanism:
                 self._ledger = Ledger(
                     path,
                     self.privacy,
-                    self.setting.rounds,
+                    self.release.turns,
                     head,
                     witness=self._witness,
                     planned=self._planned,
                     amend=self._continues,
+                    groups=self.release.groups,
                 )
         except (LedgerDamaged, LedgerInUse) as error:
             raise UsageError(str(error)) from None
@@ -272,14 +357,26 @@ class Mechanism:
         self._paid, self._sum = None, None
         if self._ledger is None:
             self._refuse_forks()
-            attempt = self._account.releases - round  # 0 unless a round is repeated; never twice the same for a round
+            attempt = self._next_attempt(round, round)
             event = without_used_coins(self.release.event(self.sigma, round), attempt)
-            self._account = self._with(event, round)
+            if self._charges(round, attempt, self._cycles):
+                self._account = self._with(event, round)
+            self._attempts[round] += 1
+            self._cycles.add(round // self.release.groups)
             self._made.append((round, event, self.sigma_at(round)))
         else:
             with writing(self._ledger.path):
                 attempt = self._spend(self._ledger, round, key).attempt
         self._paid, self._attempt, self._recalled = round, attempt, False
+
+    def _next_attempt(self, round: int, current: int) -> int:
+        """The attempt of `round` that is paid for next without a ledger, if `current` is the next round."""
+        if self.release.groups > 1:
+            return self._attempts[round]
+        return self.releases - current  # 0 unless a round is repeated; never twice the same for a round
+
+    def _charges(self, round: int, attempt: int, cycles: set[int]) -> bool:
+        return charged_releases(range(round, round + 1), attempt, self.release.groups, cycles) > 0
 
     def _refuse_forks(self) -> None:
         """Refuse a fork, which would release the same rounds with other noise beside this account in memory."""
@@ -316,7 +413,9 @@ class Mechanism:
     @property
     def releases(self) -> int:
         """The number of releases that were paid for."""
-        return self._ledger.releases if self._ledger is not None else self._account.releases
+        if self._ledger is not None:
+            return self._ledger.releases
+        return self._account.releases if self.release.groups == 1 else self._attempts.total()
 
     @property
     def attempt(self) -> int:
@@ -390,6 +489,8 @@ class Mechanism:
         sigma = self._sum_sigma
         if self.privacy.trust == "local" and not variance:
             return sums if self._sum is None else self._sum
+        if isinstance(self._source, GridNoise) and self.banded is not None:
+            return self._row_on_grid(self._source, self.banded, sums)
         if isinstance(self._source, GridNoise):
             scale = math.sqrt(share) * sigma / self._sum_step
             noise = torch.from_numpy(self._source.integers(len(sums), scale))
@@ -405,7 +506,20 @@ class Mechanism:
         self._check_paid()
         local = self.privacy.trust == "local"
         sigma = self.round_sigma * math.sqrt(variance) if local else self._sum_sigma
-        return self._draw(like, sigma, "sum")
+        independent = self._draw(like, sigma, "sum")
+        if self.banded is None:
+            return independent
+        correlated = self.banded.noise(independent, self._past[HISTORY], self._paid or 0)
+        self._row = {HISTORY: correlated}
+        return correlated
+
+    def _row_on_grid(self, source: GridNoise, banded: BandedNoise, sums: Tensor) -> Tensor:
+        """The row of the round, Σ ⌊c_i S_{t−i}⌋ + round(z_t), in a run of one process."""
+        own = torch.zeros(len(sums), dtype=torch.int64) if self._sum is None else self._sum.cpu()
+        self._row = {SUMS: own}
+        noise = torch.from_numpy(source.integers(len(sums), self._sum_sigma / self._sum_step))
+        past = banded.of_past(self._past[SUMS], self._paid or 0)
+        return (banded.of_round(own) + past + noise).to(sums.device)
 
     def variance_of_sum(self, variance: float) -> float:
         """The variance per coordinate of the noise in a round's sum.
@@ -420,13 +534,18 @@ class Mechanism:
         """Convert the sum over all processes to the dtype of `like`."""
         if whole.is_floating_point():
             return whole
+        if self.banded is not None:
+            row = whole.cpu().to(torch.float64) * self._sum_step
+            released = self.banded.noise(row, self._past[HISTORY], self._paid or 0)
+            self._row[HISTORY] = released
+            return released.to(like)
         return from_grid(whole, self._sum_step, like)
 
     def epsilon(self) -> float:
         """An upper bound of ε so far, which is cheap to compute."""
         if self._ledger is not None:
             return self._ledger.epsilon
-        return self._account.upper(self.setting.rounds) if self._account.releases else 0.0
+        return self._account.upper(self.release.turns) if self._account.releases else 0.0
 
     def epsilon_at(self, round: int) -> float:
         """An upper bound of ε up to `round`, which is cheap to compute and the same in a resumed run."""
@@ -447,10 +566,12 @@ class Mechanism:
         """
         ledger, due = self._ledger, Counter[Event]()
         account = ledger.account() if ledger is not None else self._account.copy()
+        cycles = ledger.cycles if ledger is not None else set(self._cycles)
         rest = self.release.multipliers(self.sigma, self.setting.rounds - round, round).tolist()
         for k, multiplier in enumerate(rest, round):
-            attempt = ledger.next_attempt(k, key) if ledger is not None else self.releases - round
-            if attempt is not None:
+            attempt = ledger.next_attempt(k, key) if ledger is not None else self._next_attempt(k, round)
+            if attempt is not None and self._charges(k, attempt, cycles):
+                cycles.add(k // self.release.groups)
                 due[without_used_coins(Event(multiplier, self.release.rate), attempt)] += 1
         for event, count in due.items():
             account.add(dataclasses.replace(event, count=count))
@@ -475,7 +596,7 @@ class Mechanism:
         """What was paid without a ledger; None if there is one."""
         if self._ledger is not None:
             return None
-        return Payments(self.privacy, self.setting.rounds, tuple(self._planned), tuple(self._made))
+        return Payments(self.privacy, self.release.turns, tuple(self._planned), tuple(self._made), self.release.groups)
 
     def _with(self, event: Event, round: int) -> Account:
         """The account with one more event, without a ledger. Raises `BudgetSpent`."""
@@ -483,7 +604,7 @@ class Mechanism:
         after.add(event)
         if after.mu_unamplified <= self._enough:  # much cheaper to compute than ε
             return after
-        return affordable(self._account, event, self.privacy, self.setting.rounds, round)[0]
+        return affordable(self._account, event, self.privacy, self.release.turns, round)[0]
 
     def _check_paid(self) -> None:
         if self._paid is None:

@@ -8,6 +8,9 @@ and where a sum is seen to the weighted message (rule W); with equal weights the
     z_k = gain · σ_k / (Δ_k + surcharge·σ_k),    where Δ_k + surcharge·σ_k is at most 2·bound·heaviest,
 
 with σ_k = σ, or σ_k = σ s_k under a noise schedule s (`noise_schedule`).
+
+If G groups of clients take turns (rule P1), a client takes part at most once in each cycle of G rounds. The account is
+then that of one release in each cycle, and Δ_k that of the client's turn number ⌊k/G⌋.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ class Release:
         notes: What belongs beside ε in a report.
         schedule: s_k = σ_k/σ of each round; None if the noise is constant.
         relative: σ_i/σ of each client's own noise (rule C1); None if all clients add σ.
+        groups: The number of groups of clients that take turns (rule P1).
+        row_surcharge: What rounding rows of correlated noise adds to Δ_k (rule M1), divided by σ.
 
     Example:
         >>> run = Release(Sensitivity(cap=1.0), gain=10.0, drawn=10.0, rate=1.0, rounds=100)
@@ -59,6 +64,13 @@ class Release:
     notes: tuple[str, ...] = ()
     schedule: tuple[float, ...] | None = None
     relative: tuple[float, ...] | None = None
+    groups: int = 1
+    row_surcharge: float = 0.0
+
+    @property
+    def turns(self) -> int:
+        """The most rounds in which one client takes part, which are those that the run pays for."""
+        return -(-self.rounds // self.groups)
 
     def sigma_at(self, sigma: float, round: int) -> float:
         """σ_k of one round."""
@@ -74,12 +86,12 @@ class Release:
     def multipliers(self, sigma: float, rounds: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """z_k for k = first .. first + rounds − 1."""
         positive(sigma=sigma)
-        sensitivity = self.sensitivity.at(np.arange(first, first + rounds, dtype=np.float64))
+        sensitivity = self.sensitivity.at(np.arange(first, first + rounds, dtype=np.float64) // self.groups)
         noise = np.full(rounds, sigma)
         if self.schedule is not None:
             self._check_scheduled(first + rounds)
             noise *= self.schedule[first : first + rounds]
-        moved = np.minimum(self.sensitivity.cap, sensitivity + self.surcharge * noise)
+        moved = np.minimum(self.sensitivity.cap, sensitivity + self.surcharge * noise) + self.row_surcharge * noise
         return np.asarray(self.gain * noise / moved, dtype=np.float64)
 
     def _check_scheduled(self, rounds: int) -> None:
@@ -90,7 +102,8 @@ class Release:
         """The ledger's event for `count` rounds from `round` on.
 
         If Δ_k grows or the noise changes, the event has the constant multiplier with the same Σ 1/z_k², and hence the
-        same ε. Sampled rounds have no such multiplier: rounds with different noise are paid for one by one.
+        same ε. Sampled rounds have no such multiplier: rounds with different noise are paid for one by one, and so are
+        rounds of groups that take turns while Δ_k grows, because the ledger counts their cycles.
         """
         at_least(0, round=round)
         at_least(1, count=count)
@@ -98,6 +111,10 @@ class Release:
             return Event(float(self.multipliers(sigma, 1)[0]), self.rate, count)
         if self.schedule is not None and count == 1:
             return Event(float(self.multipliers(sigma, 1, round)[0]), self.rate)
+        if self.groups > 1 and count > 1:
+            raise UsageError(
+                f"{count} rounds of several turns with growing sensitivity are no single event; pay singly"
+            )
         if self.schedule is not None and self.rate < 1:
             raise UsageError(f"{count} sampled rounds with different noise are no single event; pay for each of them")
         squares = float(np.sum(self.multipliers(sigma, count, round) ** -2.0))
@@ -107,13 +124,15 @@ class Release:
         """The account of the first `rounds` rounds (default: all)."""
         rounds = self.rounds if rounds is None else rounds
         at_least(1, rounds=rounds)
+        turns = -(-rounds // self.groups)
         if self.sensitivity.is_constant and self.schedule is None:
-            return Account(delta, [self.event(sigma, 0, rounds)])
+            return Account(delta, [self.event(sigma, 0, turns)])
         if self.rate < 1 and not self.sensitivity.is_constant:
             raise UsageError("a sampled release with growing sensitivity has no rule; set amplify=False")
         if self.rate < 1:
             return Account(delta, self.kinds(sigma, rounds))
-        return Account.of_mu(math.sqrt(float(np.sum(self.multipliers(sigma, rounds) ** -2.0))), rounds, delta)
+        each = self.multipliers(sigma, rounds)[:: self.groups]  # of the first group, which has the most turns
+        return Account.of_mu(math.sqrt(float(np.sum(each**-2.0))), turns, delta)
 
     def kinds(self, sigma: float, rounds: int | None = None) -> list[Event]:
         """The first `rounds` rounds (default: all) as events, one for each noise multiplier."""

@@ -55,6 +55,34 @@ S2 Poisson batches inside a client, record, zero-out, where the memory holds not
    memory="noisy" under "local"): with probability 1−q the message is that of the data without the record;
    amplification at rate q with Δ = min(2b, LC/B) (R4 with e_k = 0) or 2b (R3).
 
+P1 rotation: client i takes part only in rounds k with k ≡ i modulo the public number of groups G
+   (`sampling.participation.Rotation`). Given the past, a round of another group has the same distribution for both
+   neighbours: the messages of the other clients are fixed, and client i sends nothing. So the account of client i is
+   the composition of its own turns, of which there are at most ⌈T/G⌉, under every trust; the bounds above hold for
+   each. Its turn number j has Δ_j of R1 to R4, because e_k grows only where the client takes part. With coins at rate q
+   inside the group, S1 holds turn by turn. The ledger charges the first release of each cycle of G rounds for all
+   groups and every repeated release in full (`ledger`).
+
+M1 correlated noise (noise_bands), trust "central", with P1: the sums are released as s_t + w_t, where w = C⁻¹z, the z_t
+   are independent draws of T3, and C is a lower-triangular Toeplitz matrix with B <= G coefficients c_0 > 0, c_1 …
+   c_{B−1} that are public and have ‖c‖ <= 1: w_t = (z_t − Σ_{i>=1} c_i w_{t−i}) / c_0. The account is that of P1.
+   Proof: s + C⁻¹z = C⁻¹(Cs + z), so the released sums up to round t and the rows y_t = Σ_i c_i s_{t−i} + z_t up to t
+   are functions of each other. Consider the rows. In its turn j, client i changes s_j by v with ‖v‖ <= Δ; v is fixed by
+   the rows before y_j and, if the memory is hidden, by its own past. So rows j … j+B−1 move by c_0 v … c_{B−1} v, and
+   no other row until its next turn, which is at least G >= B rounds later. The rest of their means is a function of the
+   rows before them. Hence, given the rows before y_j, and in terms of the innovations z_j … z_{j+B−1}, which are fresh,
+   the block is N(0, nσ²I) against N(c ⊗ v, nσ²I): a Gaussian release of sensitivity ‖c‖‖v‖ <= Δ, whatever the other
+   clients answer in between. With a coin it is a mixture of the two at rate q, one coin for the whole block, as in S1.
+   The blocks of a client are disjoint and follow each other: adaptive composition of at most ⌈T/G⌉ of them.
+   Repeated rounds: a row that is drawn again, with a fresh z_t, moves by |c_i|‖v‖ <= Δ for the one turn of client i
+   that it contains. Every message of a client has one row for each i that is paid with its own turn, and all further
+   rows that contain it are repetitions, each of which is paid in full.
+   On a grid, for noise that is not seeded, the c_i are multiples of 2^-14, the sums S_t of the rounded messages are
+   integers, and the row is Σ_i ⌊c_i S_{t−i}⌋ + round(z_t) in steps of the grid; this is a function of Σ_i ⌊c_i S_{t−i}⌋
+   + z_t (claim 3 of `rounding_grid`), and what the server uses is computed from such rows alone. Rounding down moves
+   two values apart by less than a step in each coordinate, in the one term of a row that client i changes: a block
+   moves by less than ‖c‖‖v‖ + step·√(Bd), and Δ + 2^-30·√(Bd)·σ_eff is accounted for.
+
 N1 noise schedules: σ_k = σ s_k with public s_k (`noise_schedule`). Given the past, round k shows a Gaussian of its own
    σ_k, so adaptive composition holds with each round's own multiplier: μ² = Σ_k (Δ_k/σ_k)² without amplification, and
    with it the composition of each round's dominating pair at its own (rate, σ_k). So that this stays a composition of
@@ -68,6 +96,11 @@ Refused, because we know no valid rule:
 - record-level gain with clean memory: g_i remembers the record in rounds where it is not drawn;
 - memory="noisy" when only the sum is seen: z_j stays in client j's memory and shows again in the next message, so the
   other clients' messages carry the noise that was meant to hide client i. The "local" account stays valid;
+- correlated noise where a client may take part in any round (independent noise with a schedule is at least as good, see
+  docs/concepts/privacy.md), with more bands than groups (the blocks of a client overlap), where no single holder of z
+  exists ("local", "secure-sum": a party's noise would return in rounds in which it is absent), with a noise schedule,
+  or with a sensitivity that grows by turn;
+- a noise schedule with groups that take turns: the groups would have different accounts;
 - local steps at record level: the record of one step moves every later iterate of its client, so the update is no sum
   of clipped shares of records, and a clip per record bounds nothing;
 - messages without a bound, BatchNorm buffers, a start from un-noised gradients, normalisers that are private counts.
@@ -83,7 +116,7 @@ import numpy as np
 
 from .facts import Facts, Refused, Setting
 from .grid_account import GRID_BITS, SUM_GRID_BITS, delta_surcharge
-from .noise_schedule import BEST, LEVELS, relative_noise
+from .noise_schedule import BEST, CONSTANT, LEVELS, relative_noise
 from .record_sensitivity import Sensitivity
 from .release import Release
 from .statement import Privacy
@@ -131,6 +164,8 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
             "or use a method that bounds its messages, such as normec, clip21 or dpsgd-clip"
         )
     schedule = _schedule(facts, privacy, setting, sensitivity, rate)
+    if privacy.correlates:
+        _refuse_correlation(privacy, setting, sensitivity)
     drawn = 1.0 if privacy.trust == "local" else math.sqrt(setting.clients)
     honest = privacy.honest or setting.clients
     gain = math.sqrt(honest) if privacy.trust == "secure-sum" else drawn
@@ -149,6 +184,8 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         notes=_notes(privacy, setting, schedule, relative),
         schedule=schedule,
         relative=relative,
+        groups=setting.groups,
+        row_surcharge=_row_surcharge(privacy, setting, drawn),
     )
 
 
@@ -170,6 +207,30 @@ def _refuse_leaks(facts: Facts, privacy: Privacy, setting: Setting) -> None:
         _refuse(
             f"memory='noisy' under trust={privacy.trust!r} re-sends each client's noise, which uncovers the sum;"
             " use trust='local' (valid for a sum too) or memory='clean'"
+        )
+
+
+def _refuse_correlation(privacy: Privacy, setting: Setting, sensitivity: Sensitivity) -> None:
+    """M1: refuse correlated noise where its proof does not hold."""
+    if privacy.trust != "central":
+        _refuse(
+            f"noise_bands correlates the noise of several rounds, which needs one holder of all noise, got "
+            f"trust={privacy.trust!r}; use trust='central', or leave out noise_bands"
+        )
+    if setting.groups == 1:
+        _refuse(
+            "noise_bands gains nothing where a client may take part in every round; let groups of clients take turns "
+            "(participation = Rotation(groups), or --set groups=16), or leave out noise_bands"
+        )
+    if privacy.bands_of(setting.groups) > setting.groups:
+        _refuse(
+            f"noise_bands = {privacy.noise_bands} is more than the {setting.groups} rounds between two turns of a "
+            f"client; give at most {setting.groups}"
+        )
+    if not sensitivity.is_constant:
+        _refuse(
+            "noise_bands has no rule for a sensitivity that grows by round, as that of records behind a clean memory; "
+            "use a method without a memory, or leave out noise_bands"
         )
 
 
@@ -233,7 +294,7 @@ def _own_noise(setting: Setting, sensitivity: Sensitivity) -> tuple[Sensitivity,
     fewest = min(setting.divisors)
     shifts = sensitivity.shift * fewest / np.array(setting.divisors)
     moved = np.minimum(sensitivity.cap, sensitivity.slope * shifts)
-    if sensitivity.drift and float(sensitivity.at(np.array([setting.rounds - 1.0]))[0]) >= sensitivity.cap:
+    if sensitivity.drift and float(sensitivity.at(np.array([setting.turns - 1.0]))[0]) >= sensitivity.cap:
         return sensitivity, None
     if bool((moved == moved[0]).all()):
         return sensitivity, None
@@ -277,6 +338,8 @@ def _schedule(
 ) -> tuple[float, ...] | None:
     """N1: σ_k/σ of every round; None if the noise is constant."""
     stated = privacy.schedule(setting.rounds)
+    if setting.groups > 1 and stated != CONSTANT:
+        _refuse(f"noise_schedule has no rule with {setting.groups} groups that take turns; leave out one of them")
     if stated != BEST:
         return relative_noise(stated, setting.rounds, levels=LEVELS if rate < 1 else None)
     cure = "; use another noise_schedule"
@@ -313,6 +376,15 @@ def _surcharge(privacy: Privacy, setting: Setting, sensitivity: Sensitivity, dra
     return drawn * math.sqrt(setting.dimension) * 2.0 ** -(SUM_GRID_BITS if summed else GRID_BITS)
 
 
+def _row_surcharge(privacy: Privacy, setting: Setting, drawn: float) -> float:
+    """M1: what rounding the rows of correlated noise to a grid adds to Δ, in units of one client's σ."""
+    if not privacy.correlates or privacy.noise == "seeded":
+        return 0.0
+    if setting.dimension is None:
+        _refuse(f"noise={privacy.noise or 'secure'!r} with noise_bands needs the message's dimension")
+    return drawn * math.sqrt(privacy.bands_of(setting.groups) * setting.dimension) * 2.0**-GRID_BITS
+
+
 def _notes(
     privacy: Privacy, setting: Setting, schedule: tuple[float, ...] | None, relative: tuple[float, ...] | None
 ) -> tuple[str, ...]:
@@ -326,12 +398,22 @@ def _notes(
     sampling = setting.sampling if privacy.unit == "client" else setting.batch
     if sampling.rate < 1 and not sampling.claims:
         notes.append("sampling is counted without any gain: every round as if the protected unit had taken part")
-    if setting.sampling.rate < 1 and privacy.trust == "secure-sum":
+    if (setting.sampling.rate < 1 or setting.groups > 1) and privacy.trust == "secure-sum":
         notes.append("every client adds its noise in every round, drawn or not")
     if privacy.unit == "record" and privacy.record_clip is None:
         notes.append(
             "without a clip per record a record is protected no better than a whole client that is replaced; give"
             " record_clip, or record_clip='auto', which has no threshold to choose"
+        )
+    if setting.groups > 1:
+        notes.append(
+            f"{setting.groups} public groups of clients take turns: a client sends at most {setting.turns} messages in "
+            f"{setting.rounds} rounds, and these are counted"
+        )
+    if privacy.correlates:
+        notes.append(
+            f"the noise is correlated over {privacy.bands_of(setting.groups)} rounds by public coefficients; the "
+            "folder's checkpoints hold what would remove it"
         )
     if not privacy.is_target:
         notes.append("the noise was given, not derived from a target: epsilon is what it amounts to, not a promise")

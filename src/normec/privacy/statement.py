@@ -14,7 +14,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
+from numbers import Integral
 from typing import Any, Literal
 
 from ..errors import UsageError, at_least, fraction, one_of, open_unit, positive
@@ -42,11 +42,19 @@ _BY_SIZES = {  # what follows from the clients' numbers of records, and what to 
     "weights": ("weights by records make the sum, and with it the noise,", "give weights that are public"),
 }
 _READINGS = ("per-coordinate", "total-norm", "variance")
+_NUMBERS = ("epsilon", "delta", "sampling", "sigma", "record_clip")
 
 
 def default_memory(unit: str, trust: str) -> Memory:
     """What memories take where nothing is said: what makes the noise of the statement smallest."""
     return "noisy" if (unit, trust) == ("record", "local") else "clean"
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):  # an array of several numbers
+        raise UsageError(f"{name} must be one number, got {value!r}") from None
 
 
 @dataclass(frozen=True)
@@ -81,6 +89,10 @@ class Privacy:
             at the same ε), "linear:R", "exponential:R", one number for each round, or a function of the round
             (`privacy.noise_schedule`). Only the ratios of its values matter: they are scaled so that the mean of 1/σ_t²
             over the rounds is 1/σ².
+        noise_bands: Under "central" trust, where groups of clients take turns (`Rotation`): over how many rounds the
+            noise is correlated, at most the number of groups, or "best" for that number
+            (`privacy.correlated_noise`). The noise of a round then cancels part of the noise before it, at the same
+            ε (default: the noise of all rounds is independent).
 
     Raises:
         UsageError: A value is unknown or out of range, or two of them contradict each other.
@@ -104,19 +116,17 @@ class Privacy:
     record_clip: float | Literal["auto"] | None = None
     record_clip_by: Literal["record", "layer"] = "record"
     noise_schedule: NoiseSchedule = CONSTANT
+    noise_bands: int | Literal["best"] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "noise_schedule", checked(self.noise_schedule))
-        for name in (
-            "epsilon",
-            "delta",
-            "sampling",
-            "sigma",
-            "record_clip",
-        ):  # NumPy's numbers become Python's, for files
+        for name in _NUMBERS:  # numbers of other libraries become Python's, which files can hold and nobody can change
             value: Any = getattr(self, name)
-            if not isinstance(value, int | float) and isinstance(value, Real):
-                object.__setattr__(self, name, float(value))
+            if not isinstance(value, int | float) and hasattr(value, "__float__"):
+                object.__setattr__(self, name, _number(name, value))
+        honest: Any = self.honest
+        if type(honest) is not bool and isinstance(honest, Integral):
+            object.__setattr__(self, "honest", int(honest))
         if self.memory is None:
             object.__setattr__(self, "memory", default_memory(self.unit, self.trust))
         if self.unit not in _CHOICES["unit"]:  # the nearest word may be the wrong unit: "patient" is close to "client"
@@ -154,6 +164,17 @@ class Privacy:
             raise UsageError(
                 f"give epsilon (a target) or sigma (the noise), one of the two, such as Privacy(epsilon=8); got {given}"
             )
+        if self.noise_bands is not None:
+            if isinstance(self.noise_bands, str):
+                one_of(("best",), noise_bands=self.noise_bands)
+            else:
+                at_least(1, noise_bands=self.noise_bands)
+                object.__setattr__(self, "noise_bands", int(self.noise_bands))
+        if self.correlates:
+            if self.noise_schedule != CONSTANT:
+                raise UsageError("noise_bands goes with the same noise in every round; leave out noise_schedule")
+            if self.memory == "noisy":
+                raise UsageError("noise_bands goes with memory='clean', got memory='noisy'; leave out one of them")
         if self.replay is not None and self.epsilon is None:
             raise UsageError("replay needs epsilon, which the paper's formula contains")
         if self.replay is not None and self.noise_schedule != CONSTANT:
@@ -191,6 +212,22 @@ class Privacy:
         """The noise schedule of a run of `rounds` rounds, as a text."""
         return written_out(checked(self.noise_schedule), rounds)
 
+    @property
+    def correlates(self) -> bool:
+        """Whether the noise of several rounds is correlated; one band is independent noise."""
+        return self.noise_bands not in (None, 1)
+
+    def bands_of(self, groups: int) -> int:
+        """The number of rounds over which the noise is correlated, if so many groups take turns; 1 without correlation.
+
+        Example:
+            >>> Privacy(epsilon=8, trust="central", noise_bands="best").bands_of(groups=16)
+            16
+        """
+        if self.noise_bands is None:
+            return 1
+        return groups if isinstance(self.noise_bands, str) else self.noise_bands
+
     def refuse_private_sizes(self, public_sizes: bool, what: Literal["rounds", "weights"] = "rounds") -> None:
         """Refuse rounds or weights, and with them a noise, that depend on the numbers of records of protected clients.
 
@@ -225,6 +262,8 @@ class Privacy:
             del stated["record_clip_by"]
         if self.noise_schedule == CONSTANT:
             del stated["noise_schedule"]
+        if not self.correlates:
+            del stated["noise_bands"]
         return stated
 
     def difference(self, stated: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

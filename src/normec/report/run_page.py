@@ -21,7 +21,17 @@ RESULTS = ("accuracy", "validation_accuracy", "grad_norm", "loss")  # what the f
 # Settings besides the method's own that are shown at the top of the page where they are used.
 TUNED = (
     *("lr_schedule", "server_optimizer", "averaging", "warmup", "batch_size", "batch_rate", "sample_rate"),
-    *("sample_count", "local_steps", "local_epochs", "local_lr", "local_optimizer", "local_momentum", "prox"),
+    *(
+        "sample_count",
+        "groups",
+        "noise_bands",
+        "local_steps",
+        "local_epochs",
+        "local_lr",
+        "local_optimizer",
+        "local_momentum",
+        "prox",
+    ),
 )
 OF_THE_RECORDS = ("data", "value at the start")  # of a checkpoint's identity: functions of the clients' records
 PARTS = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import at_least, fraction
-from .random_streams import Stream
+from .random_streams import Stream, coins_below
 
 
 class BatchSource(Protocol):
@@ -50,7 +50,7 @@ class PoissonBatches:
 
     def draw(self, clients: Tensor, round: int | Tensor) -> list[Tensor]:
         longest = int(self._sizes.max())
-        coins = self._stream.uniform(clients, round, longest) < self._rate
+        coins = self._stream.bits(clients, round, longest) >> 10 < coins_below(self._rate)
         own = torch.arange(longest) < self._sizes[clients, None]
         return [row.nonzero()[:, 0] for row in coins & own]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, at_least, fraction
-from .random_streams import Stream
+from .random_streams import Stream, coins_below
 
 
 class Participation(Protocol):
@@ -56,7 +55,7 @@ class Poisson:
 
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
         coins = Stream(seed, "participation").of_all(round, clients)
-        return (coins >> 10 < math.ceil(self.rate * 2**53)).nonzero()[:, 0]
+        return (coins >> 10 < coins_below(self.rate)).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,54 @@ class FixedSize:
         return keys.topk(self.count, largest=False).indices.sort().values
 
 
+@dataclass(frozen=True)
+class Rotation:
+    """Groups of clients that take turns: round k belongs to group k mod `groups`, and client i to group i mod `groups`.
+
+    In a round of its group a client takes part, or with `rate` < 1 takes part with that probability, independently. So
+    two rounds of a client are a multiple of `groups` apart, and in T rounds it sends at most ⌈T / groups⌉ messages. The
+    groups are public.
+
+    Args:
+        groups: The number of groups; at most the number of clients.
+        rate: The probability with which a client takes part in a round of its group, in (0, 1].
+
+    Raises:
+        UsageError: `groups` is not a whole number of at least 1, or `rate` does not lie in (0, 1].
+
+    Example:
+        >>> [Rotation(groups=3).draw(clients=5, round=k, seed=0).tolist() for k in range(4)]
+        [[0, 3], [1, 4], [2], [0, 3]]
+    """
+
+    groups: int
+    rate: float = 1.0
+
+    def __post_init__(self) -> None:
+        at_least(1, groups=self.groups)
+        object.__setattr__(self, "groups", int(self.groups))  # NumPy's numbers become Python's, for files
+        fraction(rate=self.rate)
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
+        if self.groups > clients:
+            raise UsageError(f"groups = {self.groups} is more than the {clients} clients; ask for at most {clients}")
+        turn = torch.arange(round % self.groups, clients, self.groups)
+        if self.rate == 1:
+            return turn
+        drawn = Poisson(self.rate).draw(clients, round, seed)
+        return drawn if drawn is None else drawn[drawn % self.groups == round % self.groups]
+
+    def expected_messages(self, clients: int, rounds: int) -> float:
+        """The expected number of messages in the first `rounds` rounds.
+
+        Example:
+            >>> Rotation(groups=3, rate=0.5).expected_messages(clients=5, rounds=4)  # groups of 2, 2 and 1 clients
+            3.5
+        """
+        cycles, rest = divmod(rounds, self.groups)
+        return self.rate * (cycles * clients + sum(-(-(clients - group) // self.groups) for group in range(rest)))
+
+
 def drawn_clients(participation: Participation, clients: int, round: int, seed: int) -> Tensor | None:
     """Return the clients that take part in a round: increasing numbers on the host, or None for all of them.
 
@@ -109,4 +156,4 @@ def drawn_clients(participation: Participation, clients: int, round: int, seed: 
 
 def known_participation(participation: Participation) -> bool:
     """Whether the rule belongs to this library; such rules draw no client twice and use no data."""
-    return type(participation) in (Everyone, Poisson, FixedSize)
+    return type(participation) in (Everyone, Poisson, FixedSize, Rotation)

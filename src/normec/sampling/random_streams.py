@@ -12,6 +12,7 @@ source of `normec.privacy`.
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,14 @@ def derive_seed(seed: int, *path: object) -> int:
     """Return a 63-bit seed for `path`, independent of the seeds of all other paths."""
     name = "/".join(map(str, (seed, *path))).encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
+
+
+def coins_below(rate: float) -> int:
+    """Return how many of the 2^53 faces of a coin mean yes, so that its probability is `rate` or slightly less.
+
+    An account that counts coins at their rate would understate ε if the probability were rounded up.
+    """
+    return math.floor(rate * 2**53)
 
 
 def seed_generators(seed: int, device: torch.device) -> None:

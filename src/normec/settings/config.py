@@ -247,6 +247,12 @@ class RunConfig(BaseModel):
         follows=("private",),
         values=("constant", "best", "linear:R", "exponential:R"),
     )
+    noise_bands: int | Literal["best"] | None = setting(
+        None,
+        "Rounds over which the noise is correlated, with trust = central and groups; best is as many as groups",
+        "privacy",
+        unset="independent noise in every round",
+    )
     replay: Literal["per-coordinate", "total-norm", "variance"] | None = setting(
         None, "Use the paper's noise formula, read as {values}; ε is then reported, not a target", "privacy"
     )
@@ -388,6 +394,12 @@ class RunConfig(BaseModel):
     )
     sample_count: int | None = setting(
         None, "Clients that take part in a round, instead of sample_rate", "training", unset="every client takes part"
+    )
+    groups: int | None = setting(
+        None,
+        "Public groups of clients that take turns, one group in each round",
+        "training",
+        unset="a client may take part in every round",
     )
     weights: str | None = setting(
         None,

@@ -5,6 +5,10 @@ bytecode, defaults, closures, attributes and the globals that they name, objects
 tensors by their bytes. Of a user's module that a function names, the attributes that the function's code may access
 count. Objects of torch, NumPy, Python and this library are identified by their names; the versions of these libraries
 are part of `repeatability.machine_facts`.
+
+What Python cannot look into is unknown: objects that keep more than their attributes (a generator of random numbers, an
+open file), functions of compiled modules, and operators in `torch.ops`, which anybody may define. What a function reads
+from files while it runs is not noticed.
 """
 
 from __future__ import annotations
@@ -26,8 +30,13 @@ from torch import nn
 _LIBRARIES = {"torch", "numpy", "normec"}
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _PYTHON = Path(os.__file__).resolve().parent
+_OPERATORS = "torch.ops"  # the name of the module of operators, and the beginning of the names of its parts
 
 Seen = dict[int, tuple[int, Any]]  # by id: the object's number, and the object itself, so that its id is not reused
+
+
+class _Plain:
+    """A class whose objects have their attributes and nothing else."""
 
 
 class UnknownObject(TypeError):  # noqa: N818
@@ -83,10 +92,13 @@ def _add(digest: Any, thing: Any, seen: Seen) -> None:
         _add(digest, thing.__self__, seen)
     elif isinstance(thing, types.BuiltinFunctionType):
         _note(digest, "named", thing.__module__, thing.__qualname__)
-        if not isinstance(thing.__self__, types.ModuleType):
-            _add(digest, thing.__self__, seen)
+        owner = thing.__self__
+        if not isinstance(owner, types.ModuleType):
+            _add(digest, owner, seen)
+        elif not _of_a_library(owner.__name__):
+            raise UnknownObject(f"{thing.__qualname__} is compiled")
     elif isinstance(thing, types.ModuleType):
-        if not _of_a_library(thing.__name__):
+        if not _of_a_library(thing.__name__) or thing.__name__.startswith(_OPERATORS):
             raise UnknownObject(f"the module {thing.__name__} is used as an object")
         _note(digest, "named", thing.__name__)
     elif isinstance(thing, type):
@@ -110,11 +122,16 @@ def _add(digest: Any, thing: Any, seen: Seen) -> None:
         for one in thing:
             _add(digest, one, seen)
         _add_own_class(digest, thing, seen)
-    elif hasattr(thing, "__dict__") and _library(kind) != "numpy":
+    elif hasattr(thing, "__dict__") and _library(kind) != "numpy" and not _keeps_more(kind):
         _add_class(digest, kind, seen)
         _add(digest, _attributes(thing), seen)
     else:
         raise UnknownObject(f"{kind.__qualname__} cannot be inspected")
+
+
+def _keeps_more(kind: type) -> bool:
+    """Whether objects of a class have room for more than their attributes, which a compiled base class may use."""
+    return kind.__basicsize__ > _Plain.__basicsize__ and kind is not functools._lru_cache_wrapper
 
 
 def _add_own_class(digest: Any, thing: Any, seen: Seen) -> None:
@@ -150,6 +167,8 @@ def _add_function(digest: Any, function: types.FunctionType, seen: Seen) -> None
 
 def _add_reached(digest: Any, thing: Any, names: list[str], seen: Seen) -> None:
     """Add what a function's code reaches; of a user's module, everything that the code has a name for."""
+    if thing is torch and "ops" in names:
+        raise UnknownObject("torch.ops may hold operators of the user's own")
     if not isinstance(thing, types.ModuleType) or _of_a_library(thing.__name__):
         _add(digest, thing, seen)
         return

@@ -114,6 +114,8 @@ def with_noise_before(extension: Extension, privacy: Privacy, folder: Path) -> E
         return extension
     if privacy.replay is not None or "noise_schedule" in privacy.to_dict():
         raise UsageError("replay and a noise_schedule are made for a number of rounds; more rounds need a new run")
+    if privacy.correlates:
+        raise UsageError("the coefficients of noise_bands are made for a number of rounds; more rounds need a new run")
     try:
         lines = read_chain(folder / "ledger.jsonl").lines
     except (LedgerDamaged, OSError) as error:

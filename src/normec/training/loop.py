@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism, Spent
 
 
+COEFFICIENTS = "noise_coefficients"  # the entry of a checkpoint with the coefficients of correlated noise
 SMALL_FILE = 2**20  # bytes of releases below which no checkpoint is written because of them
 
 
@@ -123,15 +124,16 @@ class TrainingLoop:
             Budget(mechanism, communicator, problem.initial_buffers(), kept) if mechanism is not None else None
         )
         # Noise that cannot be repeated is stored together with the sum that it covers. If memories contain the noise of
-        # single messages, a checkpoint in every round stores both.
+        # single messages, or later noise depends on it, a checkpoint in every round stores both.
         simulated = mechanism is not None and mechanism.simulated
         simulated = simulated and (plan.server_optimizer is None or plan.server_optimizer.known)
         self.computation = computation_digest(problem, method, plan.participation) if simulated and kept else None
         fresh = mechanism is not None and kept and not self._repeatable
-        self.save_every_round = fresh and mechanism is not None and mechanism.keeps_noise
+        correlated = mechanism is not None and mechanism.banded is not None
+        self.save_every_round = fresh and mechanism is not None and (mechanism.keeps_noise or correlated)
         self.recording = fresh and not self.save_every_round
         self.recorded: dict[int, int] = {}  # rounds whose release was stored before a restart, and their attempts
-        able = communicator.size == 1 and not self.recording
+        able = communicator.size == 1 and not self.recording and not correlated
         self.graphed = GraphedRound(self.method_steps, plan, problem, mechanism, self.faults, self.update, able)
         self.recalled: int | None = None
         self.begun = self.resumed = self.announced = False
@@ -350,6 +352,8 @@ class TrainingLoop:
             self.model_step.move(state, direction, drawn)
             for name, new in server.items():  # recordings refer to the memory of these tensors
                 state.server[name] = new if self._on_host else state.server[name].copy_(new)
+        if self.mechanism is not None:
+            self.mechanism.keep_round(k)
         self._count(state, count)
 
     def _no_messages(self, state: State) -> Tensor:
@@ -421,6 +425,8 @@ class TrainingLoop:
             return
         if self.communicator.size > 1 and self.budget.paid:
             return
+        if self.method_steps.one_by_one and not self.budget.paid:
+            self.communicator.on_rank_zero(self.method_steps.refuse_changes)  # callbacks run on rank 0
         if self._on_host or not self.mechanism.simulated or not self.begun:
             self._check(state)  # even if it waits for the device: real noise must not be released after an error
             self.budget.refuse_moving_state(state.buffers, self._moved_constants())
@@ -554,6 +560,9 @@ class TrainingLoop:
         )
         self._check(state)
         self.model_step.begin(state)
+        if self.mechanism is not None:
+            state.noise = self.mechanism.empty_past(self._no_messages(state))
+            self.mechanism.correlate(state.noise)
         return state
 
     def _restored(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> State:
@@ -566,7 +575,10 @@ class TrainingLoop:
             )
         self.clients = facts.get("clients", {})
         memory, folder = self.plan.memory, self.storage.out
-        return restored_state(self.problem, self.method_steps, memory, tensors, facts, folder, self.communicator)
+        state = restored_state(self.problem, self.method_steps, memory, tensors, facts, folder, self.communicator)
+        if self.mechanism is not None:
+            self.mechanism.correlate(state.noise, facts.get(COEFFICIENTS))
+        return state
 
     def _save(self, state: State) -> None:
         self.watch.stop()
@@ -583,6 +595,8 @@ class TrainingLoop:
                 facts["optimizer"] = tensor_forms(state.optimizer)
             if self.mechanism is not None:
                 facts["ledger"] = self.mechanism.head
+            if self.mechanism is not None and self.mechanism.banded is not None:
+                facts |= {"noise": tensor_forms(state.noise), COEFFICIENTS: list(self.mechanism.banded.coefficients)}
             tensors = checkpoint_tensors(state, self.problem.clients, self.communicator)
             self.communicator.on_rank_zero(lambda: self.storage.save(state.round, tensors, facts))
 

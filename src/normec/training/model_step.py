@@ -45,6 +45,11 @@ class NoiseVariance:
                 "adambc subtracts the variance of the noise in the direction, which is not known with memory='noisy': "
                 "later messages take part of the noise back; use memory='clean' or adam"
             )
+        if mechanism.banded is not None:
+            raise UsageError(
+                "adambc subtracts the variance of independent noise in the direction, and noise_bands correlates the "
+                "noise of several rounds; use adam, or leave out noise_bands"
+            )
         self._keep, self._gain = response
 
     def after(self, before: float, of_messages: float) -> float:

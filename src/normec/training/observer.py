@@ -14,6 +14,7 @@ from ..algorithms.operators import norms
 from ..errors import Diverged
 from ..gradients.engine import Block, Engine
 from ..problems.objective import Buffers, Objective
+from ..sampling.participation import Rotation
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import UNNOISED, History, Row
 from .callbacks import Callback
@@ -107,6 +108,8 @@ class Observer:
         rate = self._mechanism.privacy.sampling if self._mechanism is not None else None
         if rate is None or self._plan.diagnostics:
             return state.messages
+        if isinstance(self._plan.participation, Rotation):
+            return self._plan.participation.expected_messages(self._problem.clients, state.round)
         return rate * self._problem.clients * state.round
 
     def _blocks(self, state: State, drawn: Tensor | None, *, full: bool = False) -> Iterator[Block]:

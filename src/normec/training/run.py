@@ -50,7 +50,8 @@ class State:
     """Everything that a round changes: the model, the named states of clients and server, buffers and counts.
 
     A client's states are rows of tables ``[n, …]``; on a rank the tables hold its own clients' rows. `optimizer` holds
-    the tensors of the server's optimizer and the average of the iterates, in runs that have them.
+    the tensors of the server's optimizer and the average of the iterates, in runs that have them, and `noise` what
+    correlated noise needs of past rounds.
     """
 
     round: int
@@ -60,6 +61,7 @@ class State:
     buffers: Buffers
     messages: int = 0
     optimizer: Tables = field(default_factory=dict)
+    noise: Tables = field(default_factory=dict)
 
     @property
     def result(self) -> Tensor:

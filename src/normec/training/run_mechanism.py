@@ -11,7 +11,7 @@ import torch
 
 from ..algorithms.averaging import Averaging
 from ..algorithms.local_steps import LocalSteps
-from ..algorithms.message_weights import message_weights
+from ..algorithms.message_weights import iterate_weights, message_weights
 from ..algorithms.method import Method
 from ..algorithms.registry import identity_of
 from ..errors import UsageError
@@ -19,7 +19,7 @@ from ..gradients.loop import refuse_collated_records
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem
-from ..sampling.participation import FixedSize, Poisson, known_participation
+from ..sampling.participation import FixedSize, Poisson, Rotation, known_participation
 from ..storage.history import NOT_COVERED
 from .extension import Extension
 from .run import LOGGING_SETTINGS, Plan, batches_of
@@ -69,6 +69,8 @@ def mechanism_of(
     match plan.participation:
         case Poisson(rate):
             clients = Sampling(rate, "poisson", amplify=privacy.sampling is not None)
+        case Rotation(_, rate):
+            clients = Sampling(rate, "poisson", amplify=privacy.sampling is not None)
         case FixedSize(count):
             clients = Sampling(count / problem.clients, "fixed", amplify=False)
         case _:
@@ -90,6 +92,8 @@ def mechanism_of(
         local_steps=plan.local is not None,
         weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
         message_weights=message_weights_for(method, plan, privacy),
+        groups=_groups(plan),
+        workload=_workload(method, plan, privacy),
     )
     name = noise_name(method, privacy, plan, setting, extension)
     sigma = extension.sigma if extension is not None else None
@@ -106,6 +110,22 @@ def message_weights_for(method: Method, plan: Plan, privacy: Privacy) -> tuple[f
             "average, or choose another noise_schedule"
         )
     return message_weights(method, [plan.step_size(k) for k in range(plan.rounds)])
+
+
+def _groups(plan: Plan) -> int:
+    """Return the number of groups that take turns; a subclass may draw whom it likes, and counts as one group."""
+    rule = plan.participation
+    return rule.groups if isinstance(rule, Rotation) and known_participation(rule) else 1
+
+
+def _workload(method: Method, plan: Plan, privacy: Privacy) -> tuple[float, ...]:
+    """Return how much of a message is in the iterates, if the noise is correlated for them.
+
+    The steps of an optimizer of the server are taken as sums of the messages.
+    """
+    if not privacy.correlates:
+        return ()
+    return iterate_weights(method, plan.rounds) if plan.server_optimizer is None else (1.0,) * plan.rounds
 
 
 def noise_name(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,12 @@ class Result:
 
 def described(run: Run | SavedRun, method: str, round: int) -> str:
     """Return the result of a run in a few words, for its `repr`."""
+    from ..privacy.display import shown_epsilon
+
     last = {name: run.history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
     result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
     parts = [f"{method}, {round} of {run.rounds} rounds", result]
-    parts += [f"epsilon {run.privacy.epsilon:.4g}" if run.privacy is not None else None]
+    parts += [f"epsilon {shown_epsilon(run.privacy.epsilon)}" if run.privacy is not None else None]
     parts += [f"stopped: {run.stopped}" if run.stopped is not None else None]
     parts += [f"in {run.folder}" if run.folder is not None else None]
     return ", ".join(part for part in parts if part is not None)
@@ -65,9 +67,9 @@ class SavedRun(Result):
         (True, 20, {'lr': 0.1}, tensor([0., 0.]))
     """
 
-    tensors: dict[str, Tensor] = field(repr=False)
+    tensors: dict[str, Tensor]
     model: nn.Module | None = None
-    transform: Callable[[Any], Any] | None = field(default=None, repr=False)
+    transform: Callable[[Any], Any] | None = None
 
     def __repr__(self) -> str:
         """Return the result in a line; the settings are in `settings`."""

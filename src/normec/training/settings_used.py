@@ -15,7 +15,7 @@ from ..algorithms.registry import name_of
 from ..errors import UsageError
 from ..problems.objective import Objective
 from ..problems.problem import Problem
-from ..sampling.participation import Everyone, FixedSize, Poisson
+from ..sampling.participation import Everyone, FixedSize, Poisson, Rotation
 from ..storage.history import STARTED_BY
 from .run import Plan
 
@@ -150,6 +150,8 @@ def _participation(plan: Plan) -> dict[str, Any]:
             return {"sample_rate": rate}
         case FixedSize(count):
             return {"sample_count": count}
+        case Rotation(groups, rate):
+            return {"groups": groups, "sample_rate": rate if rate < 1 else None}
     return {"participation": repr(plan.participation)}
 
 

@@ -80,15 +80,20 @@ def restored_state(
     }
     server = {name: shared(f"server.{name}", value) for name, value in steps.initial_server_state.items()}
     buffers = {name: shared(f"buffer.{name}", rows) for name, rows in problem.initial_buffers().items()}
-    optimizer = {}
-    for name, (dtype, shape, on_host) in facts.get("optimizer", {}).items():
-        held = shared(f"optimizer.{name}", torch.zeros(shape, dtype=getattr(torch, dtype), device=x.device))
-        optimizer[name] = held.cpu() if on_host else held
-    return State(facts["round"], shared("x", x), clients, server, buffers, facts["messages"], optimizer)
+
+    def of_kind(kind: str) -> Tables:
+        tables = {}
+        for name, (dtype, shape, on_host) in facts.get(kind, {}).items():
+            held = shared(f"{kind}.{name}", torch.zeros(shape, dtype=getattr(torch, dtype), device=x.device))
+            tables[name] = held.cpu() if on_host else held
+        return tables
+
+    optimizer, noise = of_kind("optimizer"), of_kind("noise")
+    return State(facts["round"], shared("x", x), clients, server, buffers, facts["messages"], optimizer, noise)
 
 
 def tensor_forms(tables: Tables) -> dict[str, tuple[str, list[int], bool]]:
-    """What a checkpoint says of each tensor of an optimizer: its type, its shape, and whether it is in host memory."""
+    """What a checkpoint says of each tensor of an optimizer or of past noise: type, shape, whether in host memory."""
     return {
         name: (str(value.dtype).removeprefix("torch."), list(value.shape), value.device.type == "cpu")
         for name, value in tables.items()
@@ -102,6 +107,7 @@ def checkpoint_tensors(state: State, clients: int, communicator: Communicator) -
     """
     held = {"x": state.x, **{f"server.{name}": value for name, value in state.server.items()}}
     held |= {f"optimizer.{name}": value for name, value in state.optimizer.items()}
+    held |= {f"noise.{name}": value for name, value in state.noise.items()}
     for name, rows in state.clients.items():
         whole_table = communicator.gather_rows(rows, clients)
         held |= {f"client.{name}": whole_table} if whole_table is not None else {}
@@ -110,6 +116,6 @@ def checkpoint_tensors(state: State, clients: int, communicator: Communicator) -
 
 def checkpoint_size(state: State, clients: int) -> int:
     """About how many bytes a checkpoint takes."""
-    held = [state.x, *state.server.values(), *state.optimizer.values()]
+    held = [state.x, *state.server.values(), *state.optimizer.values(), *state.noise.values()]
     rows = sum(table[0].numel() * table.element_size() for table in state.clients.values() if len(table))
     return sum(one.numel() * one.element_size() for one in held) + clients * rows

@@ -26,7 +26,7 @@ from ..problems.client_data import ResidentRecords
 from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.batches import rounds_of
-from ..sampling.participation import Everyone, Participation, Poisson
+from ..sampling.participation import Everyone, Participation, Poisson, Rotation
 from ..storage.checkpoint import SECRET, read_facts
 from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
@@ -128,8 +128,8 @@ def train(
         privacy: Who is protected, from whom, and how well; None for a run without noise.
         public_sizes: Declare public how many records each client holds. With `privacy` of whole clients, `epochs` of
             batches and weights by records need this, because the rounds or the weights follow from these numbers.
-        participation: Which clients take part in a round: `Everyone`, `Poisson` or `FixedSize` (default: everyone, or
-            the sampling that `privacy` claims).
+        participation: Which clients take part in a round: `Everyone`, `Poisson`, `FixedSize` or `Rotation` (default:
+            everyone, or the sampling that `privacy` claims).
         weights: The weights w_i of f(x) = Σ w_i f_i(x): "equal" (1/n), "records" (a client's share of all records), or
             n positive numbers with the sum 1. They are public; the messages' sum and its noise follow from them.
         seed: The seed of everything random (default: 0). A private run without a given seed draws its noise, and who
@@ -336,6 +336,11 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         notes = assumptions(problem, privacy, plan, counted, own_engine, logging.profile)
         counted_by = Path(witness) if witness is not None else None
         mechanism = mechanism_of(problem, method, plan, privacy, notes, counted_by, extension)
+        if mechanism.banded is not None and not mechanism.simulated and communicator.size > 1:
+            raise UsageError(
+                f"noise={privacy.noise!r} with noise_bands needs the sums of past rounds in one place, and there are "
+                f"{communicator.size} ranks; start one process, or leave out noise_bands"
+            )
         if extension is not None:
             refuse_hidden_growth(extension, mechanism, folder)
         if isinstance(problem, Problem):
@@ -526,11 +531,17 @@ def _check_local(local: LocalSteps, epochs: int | None, batch_rate: float | None
 
 def _participation(given: Participation | None, privacy: Privacy | None) -> Participation:
     """Return the participation rule; the sampling that a privacy statement claims is the sampling that is used."""
-    claimed = Poisson(privacy.sampling) if privacy is not None and privacy.sampling is not None else None
+    claimed: Participation | None = None
+    if privacy is not None and privacy.sampling is not None:
+        rate = privacy.sampling
+        claimed = Rotation(given.groups, rate) if isinstance(given, Rotation) else Poisson(rate)
     if claimed is not None and given is not None and given != claimed:
         raise UsageError(f"privacy claims clients sampled by {claimed}, but participation is {given}; give one of them")
     if given is not None and not hasattr(given, "draw"):
-        raise UsageError(f"participation must be normec.Poisson(rate) or normec.FixedSize(count), got {given!r}")
+        raise UsageError(
+            "participation must be normec.Poisson(rate), normec.FixedSize(count) or normec.Rotation(groups), got "
+            f"{given!r}"
+        )
     return claimed or given or Everyone()
 
 

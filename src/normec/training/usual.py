@@ -12,7 +12,7 @@ from ..algorithms.registry import find
 from ..algorithms.server_optimizer import ServerOptimizer
 from ..errors import UsageError, non_negative, one_of
 from ..problems.objective import Objective
-from ..sampling.participation import Everyone, FixedSize, Participation, Poisson
+from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, Rotation
 
 _LARGEST = 3e38  # a longer step leaves the range of float32
 
@@ -58,6 +58,8 @@ def _share(participation: Participation | None, clients: int) -> float:
             return rate
         case FixedSize(count):
             return count / clients
+        case Rotation(groups, rate):
+            return rate / groups
     raise UsageError("a method that needs the share of participating clients cannot be given by name here")
 
 

@@ -71,6 +71,24 @@ class Averaging(Method):
 
 
 @dataclass(frozen=True)
+class LocalAverage(Method):
+    """Sends Clip(a) for an average a of the gradients, which is the whole state: no message says what it is."""
+
+    tau: float = 0.5
+
+    @property
+    def bound(self) -> float:
+        return self.tau
+
+    def client_init(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def message(self, update: Tensor, state: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        average = 0.9 * state + 0.1 * update
+        return Clip(self.tau)(average), average
+
+
+@dataclass(frozen=True)
 class ServerMomentum(NormEC):
     """NormEC whose server keeps a velocity: w ← 0.9 w + ĝ, x ← x − γw. `steps` are the calls of server_step."""
 

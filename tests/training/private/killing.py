@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from normec import Logging, NormEC, Privacy, Problem, Storage, train
+from normec import Logging, NormEC, Privacy, Problem, Rotation, Storage, train
 from normec.privacy.noise import SecureNoise
 
 
@@ -31,9 +31,13 @@ def problem() -> Any:
 
 
 def private_run(out: Path, noise: str, rounds: int, **options: Any) -> Any:
-    """A run whose only checkpoints are those of its first and its last round."""
-    privacy = Privacy(epsilon=5, trust="secure-sum", noise=noise)  # type: ignore[arg-type]
+    """A run whose only checkpoints are those of its first and its last round; NOISE may be "seeded correlated"."""
+    kind, _, correlated = noise.partition(" ")
+    privacy = Privacy(epsilon=5, trust="secure-sum", noise=kind)  # type: ignore[arg-type]
+    if correlated:
+        privacy = Privacy(sigma=1.0, trust="central", noise=kind, noise_bands="best")  # type: ignore[arg-type]
     given = {
+        "participation": Rotation(3) if correlated else None,
         "lr": 0.05,
         "rounds": rounds,
         "seed": 0,

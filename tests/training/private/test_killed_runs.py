@@ -56,11 +56,17 @@ def killed_everywhere(folder: Path, noise: str, rounds: int, step: int) -> list[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rounds", "step"), [(2, 1), (200, 41)], ids=["every instant", "reserved in chunks"])
-def test_a_simulation_ends_in_the_same_files_wherever_it_is_killed(tmp_path: Path, rounds: int, step: int) -> None:
-    private_run(tmp_path / "whole", "seeded", rounds)
+@pytest.mark.parametrize(
+    ("noise", "rounds", "step"),
+    [("seeded", 2, 1), ("seeded", 200, 41), ("seeded correlated", 5, 3), ("seeded correlated", 200, 41)],
+    ids=["every instant", "reserved in chunks", "correlated", "correlated, in chunks"],
+)
+def test_a_simulation_ends_in_the_same_files_wherever_it_is_killed(
+    tmp_path: Path, noise: str, rounds: int, step: int
+) -> None:
+    private_run(tmp_path / "whole", noise, rounds)
     expected = results(tmp_path / "whole")
-    runs = killed_everywhere(tmp_path / "killed", "seeded", rounds, step)
+    runs = killed_everywhere(tmp_path / "killed", noise, rounds, step)
     assert len(runs) > 10
     for run in runs:
         # The last run was not killed, and reached its end twice.
@@ -119,6 +125,25 @@ def test_secure_noise_is_drawn_and_paid_for_once_a_round_but_for_the_round_under
         assert not list(run.rglob("*.part"))
         assert not (run / "checkpoint/releases.jsonl").exists()
     assert repeated > 0  # some kills did fall between the payment and the release
+
+
+@pytest.mark.slow
+def test_a_row_of_correlated_noise_that_is_drawn_again_is_charged_in_full(tmp_path: Path) -> None:
+    """Three groups take turns in five rounds: two cycles, and one more charge for a round that is released again."""
+    runs = killed_everywhere(tmp_path / "killed", "secure correlated", 5, 3)
+    assert len(runs) > 20
+    repeated = 0
+    for run in runs:
+        paid = Counter(line["round"] for line in lines(run))
+        extra = sum(paid.values()) - len(paid)
+        assert extra <= 1, run.name
+        assert set(paid) == set(range(5)), run.name
+        assert sum(line["charged"] for line in lines(run)) == 2 + extra, run.name
+        drawn = (run.parent / f"{run.name}.draws").read_text().split()
+        assert len(drawn) <= sum(paid.values()), f"{run.name} has drawn noise that was not paid for"
+        assert len(set(drawn)) == len(drawn)
+        repeated += extra
+    assert repeated > 0
 
 
 METHODS: dict[str, Method] = {

@@ -11,7 +11,7 @@ from ...settings.config import RunConfig
 from ...theory import Constants, Proposal, constants_of, gradient_descent, propose
 from .. import build
 
-OUTSIDE = ("batch_size", "batch_rate", "sample_rate", "sample_count")
+OUTSIDE = ("batch_size", "batch_rate", "sample_rate", "sample_count", "groups", "noise_bands")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def plan(config: RunConfig) -> Planned:
         )
     for name in OUTSIDE:
         if getattr(config, name) is not None:
-            raise UsageError(f"the theorems are for full gradients of all clients; drop {name}")
+            raise UsageError(f"the theorems are for full gradients of all clients and independent noise; drop {name}")
     if config.noise_schedule not in (None, "constant"):
         raise UsageError("the theorems are for the same noise in every round; drop noise_schedule")
     if config.rounds is not None:

@@ -33,7 +33,7 @@ from ...problems.batch_form import Tree, part_of, size_of
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
 from ...sampling.batches import Batches, PoissonBatches
-from ...sampling.random_streams import derive_seed, seed_generators
+from ...sampling.random_streams import coins_below, derive_seed, seed_generators
 from ...training.independence import refuse_coupled_clients
 from ...training.metrics import ROUNDING
 from .terms import PlanTerms, RecordTerms
@@ -217,7 +217,7 @@ def _contained_shares(
 def _secret_batch(records: int, rate: float) -> Tensor:
     """The records of a Poisson batch, drawn with coins that nobody else can know."""
     words = np.frombuffer(secrets.token_bytes(8 * records), np.uint64)
-    coins = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 < rate
+    coins = words >> np.uint64(11) < np.uint64(coins_below(rate))
     return torch.from_numpy(coins.nonzero()[0])
 
 

@@ -19,7 +19,8 @@ state together with the noisy message in one atomic step, and send the message.
   a message keeps its bound for any memory.
 - Where a run bounds the effect of single records, the party clips their gradients with its own code, and divides by the
   public number of the terms. Its state must then consist of messages that left it with noise (`PartyState.released`).
-  So a run that began otherwise is refused if its terms change to these.
+  So a run that began otherwise is refused if its terms change to these: with a clean memory, or with a method whose
+  state holds more than messages.
 - Numbers that the method broadcasts beside x come from the server. The party gives them the names and shapes that its
   own copy of the method has, and the bound of a message holds whatever they are.
 """
@@ -40,6 +41,7 @@ from torch import Tensor
 
 from ...algorithms.method import Method, Steps, Tables
 from ...errors import UsageError
+from ...privacy.mechanism import made_of_messages
 from ...privacy.noise import noise_source, privatise
 from . import party_state
 from .account import Events, PartyAccount
@@ -144,8 +146,9 @@ class Party:
             state = self._reconciled(request, steps, account, price)
             if isinstance(state, Refusal):
                 return state
-            if state.pending is None and request.plan.records is not None and steps.stateful and not state.released:
-                raise _Refused(Verdict("terms", "the run began without noise in the memory; start a new run"))
+            relies = request.plan.records is not None and steps.stateful and made_of_messages(method)
+            if state.pending is None and relies and not state.released:
+                raise _Refused(Verdict("terms", "the run began with a state that no noise covers; start a new run"))
             if state.pending is None and price is None:
                 state = self._without_noise(request, steps, state, account)
             elif state.pending is None and price is not None:
@@ -250,7 +253,7 @@ class Party:
             sent = privatise(message, terms.sigma, source, *named, bound=request.privacy.bound)
         message, sent = (part.to(torch.tensor(request.x).dtype) for part in (message, sent))
         state = dataclasses.replace(state, client=client, ledger=account.head)
-        return self._written(request, state, draft, message, sent, loss)
+        return self._written(request, steps, state, draft, message, sent, loss)
 
     def _without_noise(self, request: Request, steps: Steps, state: PartyState, account: PartyAccount) -> PartyState:
         """A message of a run that the policy allows without noise; a failure is reported as a refusal."""
@@ -261,13 +264,21 @@ class Party:
             raise _Refused(Verdict("failed", in_words(error))) from error
         account.note_without_noise(request, state.accepted + 1)
         state = dataclasses.replace(state, client=client, ledger=account.head)
-        return self._written(request, state, draft, message, message, loss)
+        return self._written(request, steps, state, draft, message, message, loss)
 
     def _written(
-        self, request: Request, state: PartyState, draft: Tables, message: Tensor, sent: Tensor, loss: float
+        self,
+        request: Request,
+        steps: Steps,
+        state: PartyState,
+        draft: Tables,
+        message: Tensor,
+        sent: Tensor,
+        loss: float,
     ) -> PartyState:
         """Write the state with its pending message to the disk."""
         noisy = request.privacy.memory == "noisy"
+        released = noisy and request.privacy.noise != "none" and request.privacy.trust == "local"
         state = dataclasses.replace(
             state,
             since=request.round,
@@ -278,7 +289,7 @@ class Party:
                 sent=sent,
                 taken=sent if noisy else message,
                 draft=draft,
-                released=noisy and request.privacy.noise != "none" and request.privacy.trust == "local",
+                released=released and made_of_messages(steps.method),
                 loss=loss if self.policy.report_loss and math.isfinite(loss) else None,
             ),
         )

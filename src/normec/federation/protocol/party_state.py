@@ -45,7 +45,7 @@ class Pending:
     `terms` identifies the noise that covers it (`Request.cover`). `sent` is the message that leaves the party. `taken`
     is the message with which the client state is updated once it is accepted: the same one, or the one without noise.
     `draft` is what the method will commit; a table that the message does not change is shared with the client state and
-    written once. `released`: whether `taken` left the party with noise, so that nothing else of it enters the state.
+    written once. `released`: whether `taken` left the party with noise, and the method keeps nothing but messages.
     """
 
     round: int

@@ -69,6 +69,11 @@ def mechanism_of(
         raise UsageError(
             "a federation claims no amplification by sampling, for it is no secret who is asked; drop sampling"
         )
+    if privacy.correlates:
+        raise UsageError(
+            "in a federation a party may take part in every round, where correlated noise gains nothing; leave out "
+            "noise_bands"
+        )
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
     divisors = tuple(own.divisor for own in records if own is not None)
     setting = Setting(

@@ -102,6 +102,16 @@ class SumContributor(Contributor):
         except UsageError as error:
             raise Refused("terms", str(error)) from None
 
+    def begin(self) -> None:
+        """Begin with a fresh memory. If the record of the run was removed, the state of an earlier one may be left.
+
+        The server chooses the name of a run and may use it again, under other terms. The rule for memories that no
+        noise covers counts from the first round on, so a memory from before it would be charged too little.
+        """
+        with party_state.locked(self._folder):
+            if self._path.exists():
+                self._save(dataclasses.replace(self._fresh(), ledger=self._state().ledger))
+
     def pay(self, assignment: Assignment) -> None:
         request, price = self._request(assignment), self._price(assignment.round)
         policy, attempt = self._policy(), assignment.attempt

@@ -161,6 +161,8 @@ class SumParty:
             self._open.pop(oldest).close()
         if not folder.exists():
             self._make_room(folder.parent)
+        if not (folder / secure_sum.FILE).exists():
+            contributor.begin()
         opened = secure_sum.Party(
             folder, self._identity, self._roster, terms, contributor, accept_loss=self.policy.accept_loss
         )
