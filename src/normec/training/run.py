@@ -23,10 +23,9 @@ from ..gradients.record_clip import RecordClip
 from ..problems.objective import Buffers, Objective, checksum
 from ..sampling.batches import Batches, BatchSource, PoissonBatches
 from ..sampling.participation import Participation, drawn_clients
-from ..storage.history import History
+from ..storage.history import History, in_a_line
 from .memory_table import MemoryTable
 from .prediction import PREDICTED, predicted
-from .saved_run import described
 
 if TYPE_CHECKING:
     from ..privacy.ledger import Payments
@@ -140,7 +139,11 @@ class Run:
 
     def __repr__(self) -> str:
         """Return the result in a line; tensors of thousands of numbers are in `state`."""
-        return f"Run({described(self, self.method.name, self.state.round)})"
+        from ..privacy.display import shown_epsilon
+
+        made = f"{self.method.name}, {self.state.round} of {self.rounds} rounds"
+        epsilon = None if self.privacy is None else shown_epsilon(self.privacy.epsilon)
+        return f"Run({in_a_line(made, self.history, epsilon, self.stopped, self.folder)})"
 
     def predict(self, inputs: Any, batch_size: int = PREDICTED) -> Any:
         """Return the outputs of the final model, transformed as the problem's inputs are.

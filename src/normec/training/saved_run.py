@@ -12,14 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError, needed
-from ..storage.history import STARTED_BY, History
+from ..storage.history import STARTED_BY, History, in_a_line
 from ..storage.run_folder import MODEL
 from ..system.files import read_if_present, read_json
 from .prediction import PREDICTED, predicted
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Spent
-    from .run import Run
 
 
 WENT_ON = "the run went on after this result and was killed: ε counts everything that it released"
@@ -32,19 +31,6 @@ class Result:
     folder: Path
     summary: dict[str, Any]
     history: History
-
-
-def described(run: Run | SavedRun, method: str, round: int) -> str:
-    """Return the result of a run in a few words, for its `repr`."""
-    from ..privacy.display import shown_epsilon
-
-    last = {name: run.history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
-    result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
-    parts = [f"{method}, {round} of {run.rounds} rounds", result]
-    parts += [f"epsilon {shown_epsilon(run.privacy.epsilon)}" if run.privacy is not None else None]
-    parts += [f"stopped: {run.stopped}" if run.stopped is not None else None]
-    parts += [f"in {run.folder}" if run.folder is not None else None]
-    return ", ".join(part for part in parts if part is not None)
 
 
 @dataclass(frozen=True)
@@ -73,7 +59,11 @@ class SavedRun(Result):
 
     def __repr__(self) -> str:
         """Return the result in a line; the settings are in `settings`."""
-        return f"SavedRun({described(self, self.settings.get('method', 'a method'), self.summary.get('round', 0))})"
+        from ..privacy.display import shown_epsilon
+
+        made = f"{self.settings.get('method', 'a method')}, {self.summary.get('round', 0)} of {self.rounds} rounds"
+        epsilon = None if self.privacy is None else shown_epsilon(self.privacy.epsilon)
+        return f"SavedRun({in_a_line(made, self.history, epsilon, self.stopped, self.folder)})"
 
     @property
     def settings(self) -> dict[str, Any]:
