@@ -127,3 +127,14 @@ class History:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def in_a_line(made: str, history: History, epsilon: str | None, stopped: str | None, folder: Path | None) -> str:
+    """Return the result of a run in a line, for its `repr`; `made` names the method and the rounds."""
+    last = {name: history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
+    result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
+    parts = [made, result]
+    parts += [f"epsilon {epsilon}" if epsilon is not None else None]
+    parts += [f"stopped: {stopped}" if stopped is not None else None]
+    parts += [f"in {folder}" if folder is not None else None]
+    return ", ".join(part for part in parts if part is not None)
