@@ -28,6 +28,7 @@ from ..problems.problem import Problem
 from ..sampling.batches import rounds_of
 from ..sampling.participation import Everyone, Participation, Poisson, Rotation
 from ..storage.checkpoint import SECRET, read_facts
+from ..storage.history import COLUMNS
 from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
 from .client_weights import Weights, relative_weights
@@ -36,7 +37,6 @@ from .extension import extension_of, logging_of, refuse_hidden_growth, with_nois
 from .independence import refuse_coupled_clients, refuse_mixing_methods, refuse_modes
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
-from .observer import COLUMNS
 from .options import Compute, Logging, Memory, Options, Storage, device_of
 from .run import (
     InitialMemory,
