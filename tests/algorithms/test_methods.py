@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -140,6 +142,13 @@ def test_settings_out_of_range_are_refused(wrong: float) -> None:
         NormEC(-1.0, 0.1)
     with pytest.raises(UsageError, match="tau must be > 0"):
         Clip21(0.0)
+
+
+@pytest.mark.parametrize("kind", [DPSGD, EF21, ErrorFeedback])
+@pytest.mark.parametrize("wrong", [1.0, "clip", Clip], ids=["threshold", "text", "class"])
+def test_what_is_no_operator_is_refused(wrong: Any, kind: Callable[[Any], Method]) -> None:
+    with pytest.raises(UsageError, match=r"the operator must be an object such as Clip\(1\.0\)"):
+        kind(wrong)
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

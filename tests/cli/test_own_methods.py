@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from normec.report.run_view import read_run
+
 from .command import COMMAND, ENVIRONMENT, normec
 
 METHOD = Path(__file__).parents[1] / "federation" / "methods" / "my_method.py"
@@ -64,6 +66,8 @@ def test_it_is_compared_beside_others(tmp_path: Path) -> None:
     done = normec("compare", "normec", f"{FILE},tau=0.2,lr=0.5", *SMALL, "--out", "both", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {row["status"] for row in json.loads((tmp_path / "both" / "comparison.json").read_text())} == {"finished"}
+    views = [read_run(path.parent) for path in (tmp_path / "both").glob("*/summary.json")]
+    assert [view.method_settings for view in views if view.method == FILE] == [{"eta": 0.3, "tau": 0.2}]
 
 
 @pytest.mark.quick_cases(3)

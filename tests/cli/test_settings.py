@@ -132,3 +132,16 @@ print(sorted({"torch", "numpy"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("theory plan", "guarantee (default: false, unless epsilon or a file is given)."),
+        ("federation local", "Privacy target ε (default: that of the app or example)."),
+        ("train", "Privacy target ε (default: 8; with sigma, none)."),
+    ],
+)
+def test_the_help_names_the_default_of_the_command(command: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*command.split(), "--help"]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())

@@ -83,7 +83,7 @@ def test_the_hospitals_are_the_clients_of_the_split_by_centre() -> None:
     assert [len(part) for part in parts] == [199, 172, 30, 85]
     pooled = split(data.train.tensors[1], 9, "iid")
     assert [len(part) for part in pooled] == [54] * 9
-    with pytest.raises(UsageError, match="only heart-disease and LIBSVM files"):
+    with pytest.raises(UsageError, match="needs groups"):
         split(data.train.tensors[1], None, "centre")
 
 

@@ -120,3 +120,18 @@ def test_settings_of_local_steps_go_to_the_methods_that_make_them() -> None:
         compare.candidates(["normec", "clip21"], {"local_lr": 0.2})
     with pytest.raises(UsageError, match="local_lr must be given: clip21"):
         compare.candidates(["clip21"], {"local_steps": 2})
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "own"),
+    [
+        ("normec:beta=1,server_norm=false", "normec", {"beta": 1, "server_norm": False}),
+        ("a/my.py:Mine", "a/my.py:Mine", {}),
+        ("a/my.py:Mine:tau=0.1,lr=2", "a/my.py:Mine", {"tau": 0.1, "lr": 2}),
+        ("a/my.py:Mine,tau=0.1,lr=2", "a/my.py:Mine", {"tau": 0.1, "lr": 2}),
+    ],
+)
+def test_settings_follow_the_name_of_a_method_or_of_a_class_in_a_file(
+    text: str, name: str, own: dict[str, float]
+) -> None:
+    assert methods.split_name(text) == (name, own)

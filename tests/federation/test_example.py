@@ -58,6 +58,8 @@ WITHOUT = ("epsilon", "delta", "unit", "relation", "trust", "noise", "record_cli
 
 
 def test_what_the_example_refuses(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="epsilon must be > 0 and finite, got 0"):
+        Federation(LocalOptions(None, tmp_path, None, {"epsilon": 0.0}, data="heart-disease"))
     with pytest.raises(UsageError, match="4 hospitals"):
         Federation(LocalOptions(None, tmp_path, 5, {}, data="heart-disease"))
     with pytest.raises(UsageError, match="forgets the secrets"):

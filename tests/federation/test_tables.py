@@ -17,6 +17,7 @@ from normec.federation.flower.new_terms import new_terms
 from normec.federation.flower.records import from_records, to_records
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.supernode import load_client, load_task, read_private_key
+from normec.federation.local.federation import Federation, LocalOptions
 from normec.federation.protocol.journal import read_journal
 
 from .hostile import HostileServer, zeros
@@ -116,3 +117,27 @@ def test_a_mistake_in_the_schema_writes_no_app(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="target must be a name"):
         write_app(tmp_path / "app", schema=tmp_path / "schema.toml")
     assert not (tmp_path / "app").exists()
+
+
+def test_a_federation_on_one_machine_needs_a_readable_table_for_each_party(app: Path, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
+    good.write_text("age,ill\n80,yes\n30,no\n")
+    bad.write_text("age,ill\n80,perhaps\n")
+
+    def federation(*tables: Path, parties: int | None = None) -> Federation:
+        return Federation(LocalOptions(app, tmp_path / "out", parties, {}, tables=tables))
+
+    with pytest.raises(UsageError, match="read tables; name one for each of them"):
+        federation()
+    with pytest.raises(UsageError, match="once for each of 3 parties, got 2"):
+        federation(good, good, parties=3)
+    with pytest.raises(UsageError, match=r"bad\.csv, line 2, column 'ill': 'perhaps'"):
+        federation(good, bad)
+    assert not (tmp_path / "out").exists()
+    assert federation(good, good).config["parties"] == 2
+
+
+def test_a_task_of_ones_own_needs_no_tables(app: Path, tmp_path: Path) -> None:
+    task = app / "learning" / "task.py"
+    task.write_text(task.read_text(encoding="utf-8") + "\nOWN = True\n", encoding="utf-8")
+    assert Federation(LocalOptions(app, tmp_path / "out", 2, {})).config["parties"] == 2

@@ -111,3 +111,19 @@ def test_mistakes_are_said_before_anything_starts(tmp_path: Path, more: tuple[st
     assert process.returncode == 2
     assert word in errors
     assert not (tmp_path / "run" / "federation" / "logs").exists()
+
+
+def test_each_party_of_an_app_for_tables_reads_its_own(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(
+        'target = "ill"\nclasses = ["no", "yes"]\n[inputs]\nage = {low = 20, high = 80}\n'
+    )
+    init = [sys.executable, "-m", "normec", "federation", "init", "app", "--table", "schema.toml"]
+    subprocess.run(init, cwd=tmp_path, check=True, timeout=LIMIT, capture_output=True)
+    tables = []
+    for name, rows in (("north", "80,yes\n30,no\n"), ("south", "70,yes\n20,no\n40,no\n")):
+        (tmp_path / f"{name}.csv").write_text(f"age,ill\n{rows}")
+        tables += ["--table", str(tmp_path / f"{name}.csv")]
+    how = ("--app", str(tmp_path / "app"), *tables, "--rounds", "3")
+    out, err = started(tmp_path / "run", data=how).communicate(timeout=LIMIT)
+    assert json.loads(out)["status"] == "finished", err
+    assert json.loads(out)["clients"] == 2

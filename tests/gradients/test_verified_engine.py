@@ -325,3 +325,14 @@ def test_one_value_a_channel_is_refused_as_torch_refuses_it() -> None:
     for engine in ("loop", "shared"):
         with pytest.raises(ValueError, match="more than 1 value per channel"):
             train(of(model, (8, 8, 8, 1)), GD(), lr=0.1, rounds=1, compute=Compute(engine=engine))
+
+
+@pytest.mark.parametrize("engine", ["auto", "batched"])
+def test_no_line_about_engines_precedes_the_error_of_a_model_that_does_not_fit(
+    engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = [TensorDataset(torch.zeros(5, 4), torch.full((5,), 3)) for _ in range(3)]
+    problem = Problem(nn.Linear(4, 3), nn.functional.cross_entropy, held)
+    with pytest.raises(UsageError, match="fails on the first records"):
+        train(problem, NormEC(0.1, 0.3), lr=0.1, rounds=2, compute=Compute(engine=engine))
+    assert lines(caplog) == []

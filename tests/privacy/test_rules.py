@@ -140,6 +140,13 @@ def test_a_clip_that_gains_nothing_counts_as_none() -> None:
         assert release(facts, wide, but(TEN, records=9)).event(1.0) == release(facts, RECORD, TEN).event(1.0)
 
 
+def test_clipped_records_without_a_rule_count_as_clients_and_say_so() -> None:
+    facts = but(DPSGD, name="mine", lipschitz=math.inf)
+    found = release(facts, but(RECORD, record_clip=1.0), but(TEN, records=9))
+    assert found.event(1.0) == release(facts, RECORD, TEN).event(1.0)
+    assert any("no rule covers clipped records with mine" in note for note in found.notes)
+
+
 def test_record_batches() -> None:
     setting = but(TEN, records=64.0, batch=Sampling(0.01))
     stateless = release(DPSGD, but(RECORD, record_clip=1.0), setting)

@@ -22,8 +22,8 @@ from ..support.waiting import LIMIT
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ({}, "one of the two"),
-        ({"epsilon": 8, "sigma": 1}, "one of the two"),
+        ({}, r"such as Privacy\(epsilon=8\); got neither"),
+        ({"epsilon": 8, "sigma": 1}, "one of the two.*got epsilon = 8 and sigma = 1"),
         ({"epsilon": 0}, "epsilon must be > 0"),
         ({"epsilon": math.nan}, "epsilon must be > 0"),
         ({"epsilon": math.inf}, "epsilon must be > 0"),
@@ -44,6 +44,7 @@ from ..support.waiting import LIMIT
         ({"epsilon": 8, "trust": "secure-sum", "honest": 0}, "honest must be"),
         ({"epsilon": 8, "record_clip": 1.0}, "unit='record'"),
         ({"epsilon": 8, "unit": "record", "record_clip": math.nan}, "record_clip must be"),
+        ({"epsilon": 8, "unit": "record", "record_clip": "0.5"}, "a number > 0 or 'auto', got the text '0.5'"),
     ],
 )
 def test_nonsense_is_refused_in_one_line(words: dict, reason: str) -> None:

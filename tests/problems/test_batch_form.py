@@ -248,7 +248,12 @@ class Endless(IterableDataset[Any]):
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no target": ([{"values": torch.zeros(3), "kind": torch.zeros(())}], {}, "name the target among them"),
     "two targets": ([{"a": torch.zeros(3), "label": 0, "labels": 0}], {}, "name the target among them"),
-    "another target": ([{"a": torch.zeros(3), "labels": 0}], {"target": "y"}, "name the target among them"),
+    "another target": ([{"a": torch.zeros(3), "labels": 0}], {"target": "y"}, "have 'a', 'labels', not the target 'y'"),
+    "another name": (
+        [{"a": torch.zeros(3), "labels": 0}],
+        {},
+        "fails on the first records: TypeError.*inputs are a dict of 'a'.*these names as keyword arguments",
+    ),
     "text": ([{"text": "words", "labels": 0}], {}, "'text' of the records of client 0 holds str"),
     "unlike lengths": ([{"a": [1, 2], "labels": 0}, {"a": [1], "labels": 1}], {}, "do not fit into one batch"),
     "alone": ([(torch.zeros(3),)], {}, "pairs of an input and a target"),

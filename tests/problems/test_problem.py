@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -210,11 +211,37 @@ def test_a_class_for_a_loss_and_one_set_for_all_clients_are_refused() -> None:
         Problem(nn.Linear(3, 2), F.cross_entropy, held)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"client 0 is a tuple of tensors; give TensorDataset\(inputs, targets\)"):
         Problem(nn.Linear(3, 2), F.cross_entropy, [held.tensors])
+    with pytest.raises(UsageError, match="client 0 is a tuple of arrays; give TensorDataset"):
+        Problem(nn.Linear(3, 2), F.cross_entropy, [tuple(one.numpy() for one in held.tensors)])
+    with pytest.raises(UsageError, match=r"test and validation need data sets.*give TensorDataset\(inputs, targets\)"):
+        Problem(nn.Linear(3, 2), F.cross_entropy, [held], held.tensors)
+
+
+@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss])
+def test_a_loss_that_compares_all_outputs_with_all_targets_is_refused(loss: Any) -> None:
+    """[n, 1] beside [n] becomes [n, n]; the gradient is then not that of the mean over the records."""
+    held = TensorDataset(torch.randn(6, 3, generator=torch.Generator().manual_seed(0)), torch.arange(6.0))
+    with pytest.raises(UsageError, match=r"outputs have the shape \[4, 1\], and targets \[4\]; give targets\.reshape"):
+        Problem(nn.Linear(3, 1), loss, [held])
+    Problem(nn.Linear(3, 1), lambda outputs, targets: loss(outputs.squeeze(1), targets), [held])
+    Problem(nn.Linear(3, 1), loss, [TensorDataset(held.tensors[0], held.tensors[1].unsqueeze(1))])
+
+
+def test_class_numbers_of_a_type_that_the_loss_does_not_take_are_refused_with_the_cure() -> None:
+    held = TensorDataset(torch.zeros(5, 4), torch.zeros(5, dtype=torch.int32))
+    with pytest.raises(UsageError, match=r"class numbers are of the type int64: give targets\.long\(\)"):
+        train(Problem(nn.Linear(4, 3), F.cross_entropy, [held]), GD(), lr=0.1, rounds=1)
+
+
+def test_a_problem_is_shown_in_a_line() -> None:
+    problem = Problem(nn.Linear(4, 3), F.cross_entropy, [classes(5, 0), classes(5, 1)])
+    assert repr(problem) == "Problem(Linear, 15 parameters, 2 clients)"
 
 
 FLOATS = TensorDataset(torch.zeros(5, 4), torch.zeros(5))
 ONE_COLUMN = TensorDataset(torch.zeros(5, 4), torch.zeros(5, 1, dtype=torch.int64))
 WIDE = TensorDataset(torch.zeros(5, 9), torch.zeros(5, dtype=torch.int64))
+FROM_ONE = TensorDataset(torch.zeros(5, 4), torch.full((5,), 3))
 
 
 @pytest.mark.parametrize("privacy", [None, Privacy(epsilon=8, unit="record", trust="local")])
@@ -224,6 +251,7 @@ WIDE = TensorDataset(torch.zeros(5, 9), torch.zeros(5, dtype=torch.int64))
         ([FLOATS], None, r"the first records: .*targets are float32 of shape \[4\].*; .*give targets\.long\(\)"),
         ([ONE_COLUMN], None, r"the first records: .*give one class number for each record: targets\.squeeze\(1\)"),
         ([WIDE], None, r"the first records: .*inputs are float32 of shape \[4, 9\]"),
+        ([FROM_ONE], None, "the first records: .*3 classes apart, which have the numbers 0 to 2: number the classes"),
         ([classes(5, 0)], WIDE, "test set 0: RuntimeError"),
     ],
 )

@@ -26,7 +26,7 @@ def test_columns_skip_rows_without_a_value() -> None:
     assert history.rounds("loss") == [0, 1]
     assert history["accuracy"] == [0.5]
     assert history.rounds("accuracy") == [1]
-    assert history["nothing"] == []
+    assert history["grad_norm"] == []
     assert len(history) == 3
     assert list(history) == ROWS
 
@@ -113,3 +113,11 @@ def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"2.5", b"9.5"))
     with pytest.raises(UsageError):
         History(path).rewind(good)
+
+
+def test_a_misspelt_column_is_refused_and_one_that_was_not_measured_is_empty(tmp_path: Path) -> None:
+    history = filled(tmp_path / "m.jsonl")
+    assert history["test_loss"] == []
+    with pytest.raises(UsageError, match="no column 'acuracy', did you mean 'accuracy'"):
+        history["acuracy"]
+    assert History()["anything"] == []

@@ -226,6 +226,8 @@ def test_predictions_that_are_impossible_are_refused(tmp_path: Path) -> None:
     for wrong in (torch.ones(()), torch.ones(0, 4), [torch.ones(2, 4), torch.ones(3, 4)], "text"):
         with pytest.raises(n.UsageError, match="inputs must be"):
             run.predict(wrong)
+    with pytest.raises(n.UsageError, match=r"a list with numbers in it; give torch\.tensor\(inputs\)"):
+        run.predict([[1.0, 2.0, 3.0, 4.0]])
     with pytest.raises(n.UsageError, match=r"model=Net\(\)"):
         n.load(tmp_path).predict(torch.ones(2, 4))
     with pytest.raises(n.UsageError, match="does not fit"):
@@ -292,3 +294,8 @@ def test_metrics_of_ones_own_are_on_the_page_and_in_the_table_of_results(tmp_pat
     text = (tmp_path / "own/report.html").read_text()
     assert 'id="chart-own_third"' in text
     assert 'id="chart-own_ward_accuracy"' in text
+
+
+def test_a_saved_run_is_shown_in_a_line_as_the_run_was(tmp_path: Path) -> None:
+    run = trained(out=tmp_path)
+    assert repr(n.load(tmp_path)) == f"Saved{run!r}"

@@ -19,7 +19,16 @@ from torch import Tensor
 from ..errors import UsageError, positive
 from ..sampling.random_streams import Key
 from .method import OperatorMethod, ScaledDifference, State
-from .operators import Clip, Identity, Operator, SmoothedNorm, defined_by_scale, proven_lipschitz, supports_cuda_graphs
+from .operators import (
+    Clip,
+    Identity,
+    Operator,
+    SmoothedNorm,
+    check_operator,
+    defined_by_scale,
+    proven_lipschitz,
+    supports_cuda_graphs,
+)
 
 
 class DirectScheme(OperatorMethod):
@@ -30,6 +39,7 @@ class DirectScheme(OperatorMethod):
     linear_server = True
 
     def __post_init__(self) -> None:
+        check_operator(self.operator)
         positive(beta=self.beta)
         if not 0 <= self.momentum < 1:
             raise UsageError(f"momentum must lie in [0, 1), got {self.momentum}")
@@ -75,7 +85,7 @@ class DPSGD(DirectScheme):
         momentum: The momentum of the server's step.
 
     Raises:
-        UsageError: `beta` is not positive, or `momentum` does not lie in [0, 1).
+        UsageError: `operator` is no operator, `beta` is not positive, or `momentum` does not lie in [0, 1).
 
     Example:
         >>> import torch

@@ -30,6 +30,7 @@ from .operators import (
     RandK,
     SmoothedNorm,
     TopK,
+    check_operator,
     defined_by_scale,
     normalise,
     proven_lipschitz,
@@ -45,6 +46,7 @@ class ErrorFeedbackScheme(OperatorMethod):
     decay: float
 
     def __post_init__(self) -> None:
+        check_operator(self.operator)  # creating it checks its settings, such as alpha
         positive(beta=self.beta)
         if not 0 <= self.decay < 1:
             raise UsageError(f"decay must lie in [0, 1), got {self.decay}")
@@ -133,10 +135,6 @@ class NormEC(ErrorFeedbackScheme):
     server_norm: bool = True
     decay: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.operator  # checks alpha
-
     @cached_property
     def operator(self) -> Operator:  # type: ignore[override]
         return SmoothedNorm(self.alpha)
@@ -165,10 +163,6 @@ class Clip21(ErrorFeedbackScheme):
     decay: float = 0.0
     beta: ClassVar[float] = 1.0  # type: ignore[misc]
     server_norm: ClassVar[bool] = False  # type: ignore[misc]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.operator
 
     @cached_property
     def operator(self) -> Operator:  # type: ignore[override]

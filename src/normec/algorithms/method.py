@@ -123,7 +123,7 @@ class Method:
         """Return the initial state of one client; `x` is ``[d]``."""
         return {}
 
-    def message(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:
+    def message(self, update: Tensor, state: State, key: Key | None = None) -> tuple[Tensor, State]:  # noqa: ARG002
         """Return the clients' messages and the drafts of their new states, named and shaped like the states.
 
         A method that overrides `broadcast` takes a fourth argument, ``public``: a dictionary of named tensors.
@@ -133,7 +133,10 @@ class Method:
             state: The clients' states, each tensor ``[c, …]``.
             key: The random numbers of this round and these clients, for randomised methods.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not define message")
+        raise UsageError(
+            f"{type(self).__name__} does not define message; add message(update, state, key), which returns the "
+            "clients' messages and the drafts of their new states"
+        )
 
     def commit(self, draft: State, sent: Tensor) -> State:  # noqa: ARG002
         """Return the clients' new states after they have sent; with memory="noisy", `sent` includes the noise."""

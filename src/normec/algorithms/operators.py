@@ -113,6 +113,13 @@ class Scaling:
         return dim * itemsize
 
 
+def check_operator(operator: object) -> None:
+    """Raise `UsageError` if an argument is no operator, such as the threshold of one."""
+    if isinstance(operator, type) or not callable(operator) or not hasattr(operator, "bound"):
+        given = f"the class {operator.__name__}" if isinstance(operator, type) else repr(operator)
+        raise UsageError(f"the operator must be an object such as Clip(1.0) or SmoothedNorm(0.01), got {given}")
+
+
 def defined_by_scale(operator: Operator) -> bool:
     """Whether `operator(v)` is `operator.scale(norm) * v` by definition, not only by the operator's claim."""
     return isinstance(operator, Scaling) and type(operator).__call__ is Scaling.__call__

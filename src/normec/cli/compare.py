@@ -41,8 +41,8 @@ def compare(
 ) -> int:
     """Run several methods on the same problem.
 
-    A method can have its own settings after a colon: normec:beta=1,server_norm=false. Every method runs with each step
-    size, and its best one by --by is shown; without --lr each method uses its default.
+    A method can have its own settings after a colon: normec:beta=1,server_norm=false or my.py:MyMethod:tau=0.1,lr=0.5.
+    Every method runs with each step size, and its best one by --by is shown; without --lr each method uses its default.
     """
     from ..errors import one_of
     from ..experiments import compare as comparison

@@ -48,7 +48,10 @@ def init(
     return 0
 
 
-@o.command(app, "local", only=("rounds", "seed", "private", "epsilon", "delta", "unit", "trust"))
+OF_THE_APP = ("rounds", "private", "epsilon", "delta", "unit", "trust")
+
+
+@o.command(app, "local", only=(*OF_THE_APP, "seed"), defaults=dict.fromkeys(OF_THE_APP, "that of the app or example"))
 def local(
     app_: Annotated[
         Path | None, typer.Option("--app", help="A folder made by `init` (default: an example).", show_default=False)
@@ -59,7 +62,17 @@ def local(
     ] = "heart-disease",
     parties: Annotated[
         int | None,
-        typer.Option(min=1, help="Number of parties (default: 4 hospitals, otherwise 5).", show_default=False),
+        typer.Option(
+            min=1, help="Number of parties (default: 4 hospitals, one for each table, or 5).", show_default=False
+        ),
+    ] = None,
+    tables: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--table",
+            help="Table of a party, CSV or Parquet, for an app made by `init --table`; once for each party.",
+            show_default=False,
+        ),
     ] = None,
     set_: o.Set = None,
     policy: Annotated[
@@ -92,7 +105,7 @@ def local(
     config = o.overrides(set_, flags)
     if config.get("private") is False:  # then the app's privacy settings do not apply
         config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}
-    options = LocalOptions(app_, out, parties, config, policy, flower_nodes, data)
+    options = LocalOptions(app_, out, parties, config, policy, flower_nodes, data, tables or ())
     display = federation_display(quiet)
     try:
         with _StopFlag() as stop_flag:

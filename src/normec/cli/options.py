@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,7 +62,11 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def command(
-    app: typer.Typer, name: str, only: Collection[str] | None = None, without: Collection[str] = ()
+    app: typer.Typer,
+    name: str,
+    only: Collection[str] | None = None,
+    without: Collection[str] = (),
+    defaults: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a command whose last parameter, ``**flags``, receives the settings that have flags.
 
@@ -73,6 +77,7 @@ def command(
         name: The command's name.
         only: The settings that get flags (default: all that have one).
         without: Settings to leave out.
+        defaults: What the help says of the default of a setting, where the command has another one than a run.
     """
 
     class WithSettings(_WithSettings):
@@ -80,6 +85,11 @@ def command(
         def takes(setting: Setting) -> bool:
             wanted = only is None or setting.name in only
             return bool(setting.flag) and wanted and setting.name not in without
+
+        @staticmethod
+        def help_of(setting: Setting) -> str:
+            known = (defaults or {}).get(setting.name)
+            return setting.help if known is None else f"{setting.description} (default: {known})."
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         whole = inspect.signature(function, eval_str=True)
@@ -100,11 +110,15 @@ class _WithSettings(TyperCommand):
     def takes(setting: Setting) -> bool:
         raise NotImplementedError
 
+    @staticmethod
+    def help_of(setting: Setting) -> str:
+        raise NotImplementedError
+
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         if self._flags is None:
             from ..settings.config import SETTINGS
 
-            self._flags = [_flag(setting) for setting in SETTINGS.values() if self.takes(setting)]
+            self._flags = [_flag(one, self.help_of(one)) for one in SETTINGS.values() if self.takes(one)]
         return [*super().get_params(ctx), *self._flags]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -120,12 +134,12 @@ class _WithSettings(TyperCommand):
                     formatter.write_dl(records)
 
 
-def _flag(setting: Setting) -> TyperOption:
+def _flag(setting: Setting, description: str) -> TyperOption:
     name = setting.flag_name
     shared: dict[str, Any] = {
         "param_decls": [setting.name, name],
         "default": None,
-        "help": setting.help,
+        "help": description,
         "rich_help_panel": SECTIONS[setting.group],
     }
     if "/" in name:

@@ -13,7 +13,7 @@ from . import options as o
 
 app = typer.Typer(help="Compute bounds, plan parameters, and check the bounds with runs.", no_args_is_help=True)
 PLAN_SETTINGS = (
-    *("data", "data_dir", "split", "model", "clients", "alpha", "beta", "rounds"),
+    *("data", "data_dir", "target", "data_schema", "split", "model", "clients", "alpha", "beta", "rounds"),
     *("private", "epsilon", "delta", "relation", "trust", "seed"),
 )
 
@@ -67,7 +67,7 @@ def bound(
     show([(name, number(value, 6)) for name, value in found.items()], title="upper bound of the smallest gradient norm")
 
 
-@o.command(app, "plan", only=PLAN_SETTINGS)
+@o.command(app, "plan", only=PLAN_SETTINGS, defaults={"private": "false, unless epsilon or a file is given"})
 def plan(
     config: o.ConfigFile = None,
     set_: o.Set = None,

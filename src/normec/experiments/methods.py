@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -36,11 +37,14 @@ def settings_of(method: str) -> Sequence[str]:
 
 
 def split_name(text: str) -> tuple[str, dict[str, Any]]:
-    """Split a method with its settings, as in `compare`: NAME:KEY=VALUE,… or FILE.py:CLASS,KEY=VALUE,…"""
+    """Split a method with its settings, as in `compare`: NAME:KEY=VALUE,…
+
+    A comma may replace the colon after FILE.py:CLASS, which contains one itself.
+    """
     file, colon, rest = text.partition(".py:")
     if colon:
-        kind, _, own = rest.partition(",")
-        name = f"{file}.py:{kind}"
+        kind, *own_parts = re.split("[:,]", rest, maxsplit=1)
+        name, own = f"{file}.py:{kind}", "".join(own_parts)
     else:
         name, _, own = text.partition(":")
     return name, parse_assignments(own)

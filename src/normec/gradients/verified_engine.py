@@ -85,6 +85,7 @@ class VerifiedEngine:
         self._checked = self._compared = self._proven = False
         self._otherwise = otherwise if otherwise is not None else lambda: reference
         self._engine: FastEngine | ReferenceEngine | VerifiedEngine = self._fast
+        self._unreported: str | None = None  # why the loop runs instead, until it has computed something
 
     @property
     def name(self) -> str:
@@ -118,7 +119,9 @@ class VerifiedEngine:
             if reason is not None:
                 self._fall_back(reason)
         if self._engine is not self._fast:
-            yield from self._engine.blocks(x, buffers, round, clients, full=full, **local)
+            for block in self._engine.blocks(x, buffers, round, clients, full=full, **local):
+                self._report()
+                yield block
             return
         done: list[Tensor] = []
         while True:
@@ -126,6 +129,7 @@ class VerifiedEngine:
             left = _without(clients, done, len(self._reference.divisors))
             try:
                 for block in self._engine.blocks(x, buffers, round, left, full=full, **local):
+                    self._report()
                     yield block
                     done.append(block.clients)
                 self._proven = True
@@ -150,7 +154,13 @@ class VerifiedEngine:
     def _fall_back(self, reason: str) -> None:
         self._engine = self._otherwise()
         if not isinstance(self._engine, VerifiedEngine):  # another fast engine is no loss
-            log.warning("engine %s is not used; the loop runs instead: %s", self._fast.name, reason)
+            self._unreported = reason
+
+    def _report(self) -> None:
+        """Log why the loop runs, once it does; where it fails as well, its own error says what is wrong."""
+        if self._unreported is not None:
+            log.warning("engine %s is not used; the loop runs instead: %s", self._fast.name, self._unreported)
+            self._unreported = None
 
     def _difference(self, x: Tensor, buffers: Buffers, round: int, drawn: Tensor | None) -> str | None:
         """Return why the two do not agree on a few clients of this round, or None."""

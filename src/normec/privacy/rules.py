@@ -181,7 +181,7 @@ def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
         bound=facts.bound,
         heaviest=heaviest,
         dimension=setting.dimension,
-        notes=_notes(privacy, setting, schedule, relative),
+        notes=_notes(facts, privacy, setting, schedule, relative),
         schedule=schedule,
         relative=relative,
         groups=setting.groups,
@@ -327,8 +327,8 @@ def _record_sensitivity(facts: Facts, privacy: Privacy, setting: Setting, hidden
     if facts.beta * facts.lipschitz > 2 * keep:
         limit = 2 * keep / facts.lipschitz
         _refuse(
-            f"the record rule needs beta <= {limit:g} here, got {facts.beta:g}; lower beta, or give a record_clip so "
-            f"large that it clips nothing"
+            f"the record rule needs beta <= {limit:g} here, got {facts.beta:g}; lower beta, or use dpsgd-clip, which "
+            "needs the least noise where records are protected"
         )
     return Sensitivity(cap, facts.lipschitz, shift, facts.beta * moved, keep)
 
@@ -386,7 +386,11 @@ def _row_surcharge(privacy: Privacy, setting: Setting, drawn: float) -> float:
 
 
 def _notes(
-    privacy: Privacy, setting: Setting, schedule: tuple[float, ...] | None, relative: tuple[float, ...] | None
+    facts: Facts,
+    privacy: Privacy,
+    setting: Setting,
+    schedule: tuple[float, ...] | None,
+    relative: tuple[float, ...] | None,
 ) -> tuple[str, ...]:
     """Remarks for reports of ε."""
     notes = []
@@ -404,6 +408,11 @@ def _notes(
         notes.append(
             "without a clip per record a record is protected no better than a whole client that is replaced; give"
             " record_clip, or record_clip='auto', which has no threshold to choose"
+        )
+    if privacy.unit == "record" and privacy.record_clip is not None and not math.isfinite(facts.lipschitz):
+        notes.append(
+            f"no rule covers clipped records with {facts.name}: a record is protected no better than a whole client "
+            "that is replaced"
         )
     if setting.groups > 1:
         notes.append(

@@ -147,9 +147,9 @@ class Privacy:
         if self.sampling is not None:
             fraction(sampling=self.sampling)
         if self.record_clip is not None:
-            if isinstance(self.record_clip, str):
-                one_of(("auto",), record_clip=self.record_clip)
-            else:
+            if isinstance(self.record_clip, str) and self.record_clip != "auto":
+                raise UsageError(f"record_clip must be a number > 0 or 'auto', got the text {self.record_clip!r}")
+            if self.record_clip != "auto":
                 positive(record_clip=self.record_clip)
             if self.unit != "record":
                 raise UsageError("record_clip only matters for unit='record', got unit='client'; leave it out")
@@ -160,7 +160,10 @@ class Privacy:
             if self.trust != "secure-sum":
                 raise UsageError(f"honest only matters for trust='secure-sum', got trust={self.trust!r}; leave it out")
         if (self.epsilon is None) == (self.sigma is None):
-            raise UsageError("give epsilon (a target) or sigma (the noise), one of the two")
+            given = "neither" if self.epsilon is None else f"epsilon = {self.epsilon} and sigma = {self.sigma}"
+            raise UsageError(
+                f"give epsilon (a target) or sigma (the noise), one of the two, such as Privacy(epsilon=8); got {given}"
+            )
         if self.noise_bands is not None:
             if isinstance(self.noise_bands, str):
                 one_of(("best",), noise_bands=self.noise_bands)

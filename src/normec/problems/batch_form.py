@@ -85,9 +85,12 @@ class BatchForm:
     def _key(self, batch: Mapping[str, Any], client: int) -> str:
         found = [self.target] if self.target is not None else [name for name in TARGETS if name in batch]
         if len(found) != 1 or found[0] not in batch or len(batch) < 2:
+            missing = (
+                f", not the target {self.target!r}" if self.target is not None and self.target not in batch else ""
+            )
             raise UsageError(
-                f"the records of client {client} have {', '.join(map(repr, batch))}; name the target among them with "
-                "target=…"
+                f"the records of client {client} have {', '.join(map(repr, batch))}{missing}; name the target among "
+                "them with target=…"
             )
         return found[0]
 

@@ -117,6 +117,10 @@ def map_style(dataset: Any, name: str) -> tuple[Dataset[Any], Collate | None]:
     collate = None
     if isinstance(dataset, tuple) and dataset and all(isinstance(one, Tensor) and one.ndim for one in dataset):
         raise UsageError(f"{name} is a tuple of tensors; give TensorDataset(inputs, targets)")
+    if isinstance(dataset, tuple) and dataset and all(isinstance(one, np.ndarray) and one.ndim for one in dataset):
+        raise UsageError(
+            f"{name} is a tuple of arrays; give TensorDataset(torch.as_tensor(inputs), torch.as_tensor(targets))"
+        )
     if isinstance(dataset, DataLoader):
         if dataset.batch_size is None and dataset.batch_sampler is None:
             raise UsageError(
@@ -159,7 +163,7 @@ def gather(datasets: Sequence[Dataset[Any]], form: BatchForm | None = None, kind
         raise UsageError("a problem needs at least one client, got none")
     for client, dataset in enumerate(datasets):
         if length(dataset) == 0:
-            raise UsageError(f"{kind} {client} has no records")
+            raise UsageError(f"{kind} {client} has no records; leave it out")
     pairs = form is None or (not form.whole and form.collate is None)
     resident = [_tensors(dataset) if pairs and _holds_pairs(dataset) else None for dataset in datasets]
     if any(found is None for found in resident):
@@ -234,5 +238,8 @@ def _checked(records: ResidentRecords, kind: str) -> ResidentRecords:
         for client, own in enumerate(records.rows):
             hit = torch.isin(own, rows).nonzero()[:, 0]
             if len(hit):
-                raise UsageError(f"the {name} of {kind} {client}, record {int(hit[0])}, are not finite (NaN or inf)")
+                raise UsageError(
+                    f"the {name} of {kind} {client}, record {int(hit[0])}, are not finite (NaN or inf); correct the "
+                    "record or leave it out"
+                )
     return records

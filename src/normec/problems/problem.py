@@ -12,11 +12,13 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active as under_vmap
@@ -173,7 +175,7 @@ class Problem:
         self._evaluation_parts = {name: _copied(getattr(self, name)) for name in ("loss", "transform")}
         self._evaluation_copy: Problem | None = None
         if isinstance(self.records, records.ResidentRecords):
-            self.refuse_sums()
+            self.refuse_wrong_loss()
 
     @staticmethod
     def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
@@ -400,9 +402,15 @@ class Problem:
             inputs, targets = self.records.batch(0, torch.arange(min(8, int(self.records.sizes[0]))))
             return f"{float(probe.value(self.x0.clone(), inputs, targets).loss.mean()):.2e}"
 
+    def __repr__(self) -> str:
+        return f"Problem({type(self.model).__name__}, {len(self.x0)} parameters, {self.clients} clients)"
+
     @torch.no_grad()
-    def refuse_sums(self) -> None:
-        """Refuse a loss that is the sum over a batch: it doubles if every record occurs twice.
+    def refuse_wrong_loss(self) -> None:
+        """Refuse a loss that is not the mean over the records of a batch because of two frequent mistakes.
+
+        A sum over the batch doubles if every record occurs twice. Outputs and targets of unlike shapes, such as [n, 1]
+        and [n], are broadcast by losses such as `mse_loss`, which then compare every output with every target.
 
         Records that must be fetched are read when training starts, not when the problem is made, because a data set may
         keep what it saw first.
@@ -411,30 +419,41 @@ class Problem:
         """
         if self.takes_batch:
             return
-        loss, sums = _copied(self.loss), False
-        with suppress(Exception), records.seeded():
+        loss, sums, crossed = _copied(self.loss), False, False
+        with suppress(Exception), records.seeded(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's remark on shapes that differ, which is no refusal
             outputs, targets = self._first_outputs()
             if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or len(outputs) != len(targets):
                 return
             once, twice = loss(outputs, targets), loss(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
             sums = bool(torch.isclose(twice, 2 * once, rtol=1e-3) & (once.abs() > 1e-6))
+            if outputs.shape != targets.shape and outputs.numel() == targets.numel():
+                alone = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
+                crossed = not torch.isclose(once, torch.stack(alone).mean(), rtol=1e-3, atol=1e-6)
         if sums:
             raise UsageError(
                 "the loss is the sum over a batch: it doubles if every record occurs twice; a client's loss is the "
                 "mean over its records, so leave out reduction='sum'"
             )
+        if crossed:
+            raise UsageError(
+                "the loss compares the outputs of every record with the targets of all: outputs have the shape "
+                f"{list(outputs.shape)}, and targets {list(targets.shape)}; give targets.reshape(outputs.shape) or "
+                "outputs of the targets' shape"
+            )
 
     @torch.no_grad()
-    def refuse_misfit(self, name: str) -> None:
-        """Refuse a model or a loss that cannot be computed on records in memory; `name` is theirs in the message.
+    def refuse_misfit(self, name: str, *, fetch: bool = False) -> None:
+        """Refuse a model or a loss that cannot be computed on the records; `name` is theirs in the message.
 
-        A few records of the first clients and of the test and validation sets are tried.
+        A few records of the first clients and of the test and validation sets are tried. Records that are not in memory
+        are read only with `fetch`, when training has failed already.
         """
         probe, loss = self._probing(), _copied(self.loss)
         for kind, held in (("client", self.records), ("test set", self.test), ("validation set", self.validation)):
-            if self.takes_batch or not isinstance(held, records.ResidentRecords):
+            if self.takes_batch or held is None or not (fetch or isinstance(held, records.ResidentRecords)):
                 continue
-            for number in range(min(_TRIED, len(held.rows))):
+            for number in range(min(_TRIED, len(held.sizes))):
                 seen: dict[str, Any] = {}
                 try:
                     with records.seeded():
@@ -442,6 +461,8 @@ class Problem:
                         seen["outputs"] = probe.outputs(self.x0.clone(), seen["inputs"])
                         loss(seen["outputs"], seen["targets"])
                 except Exception as error:  # whatever the caller's code raises
+                    if not seen:  # the data set itself failed
+                        return
                     text = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
                     facts = ", ".join(_described(part, value) for part, value in seen.items())
                     whose = "the first records" if held is self.records and not number else f"{kind} {number}"
@@ -648,6 +669,8 @@ def _first(held: records.Records, number: int) -> tuple[Tree, Tree]:
 
 def _described(name: str, value: Any) -> str:
     """Return the type and shape of a batch, for a message."""
+    if isinstance(value, Mapping):
+        return f"{name} are a dict of {', '.join(map(repr, value))}"
     if not isinstance(value, Tensor):
         return f"{name} are a {type(value).__name__}"
     return f"{name} are {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
@@ -656,6 +679,8 @@ def _described(name: str, value: Any) -> str:
 def _cure(loss: Any, seen: Mapping[str, Any]) -> str:
     """Return what helps against the usual mistakes with targets, or an empty text."""
     targets, outputs = seen.get("targets"), seen.get("outputs")
+    if isinstance(seen.get("inputs"), Mapping) and outputs is None:
+        return "; the model is called with these names as keyword arguments"
     if not isinstance(targets, Tensor) or not isinstance(outputs, Tensor):
         return ""
     by_class = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss | WeightedCrossEntropy)
@@ -663,6 +688,13 @@ def _cure(loss: Any, seen: Mapping[str, Any]) -> str:
         return "; class numbers are integers: give targets.long()"
     if by_class and targets.ndim == outputs.ndim and targets.shape[-1] == 1:
         return "; give one class number for each record: targets.squeeze(1)"
+    if by_class and targets.dtype not in (torch.int64, torch.uint8):
+        return "; class numbers are of the type int64: give targets.long()"
+    if by_class and outputs.ndim > 1 and bool(((targets < 0) | (targets >= outputs.shape[1])).any()):
+        return (
+            f"; the model tells {outputs.shape[1]} classes apart, which have the numbers 0 to {outputs.shape[1] - 1}: "
+            "number the classes from 0 (targets - 1 if they begin at 1), or give the model more outputs"
+        )
     if not by_class and not targets.is_floating_point() and targets.shape == outputs.shape:
         return "; if the loss compares numbers, give targets.float()"
     if not by_class and [*targets.shape, 1] == list(outputs.shape):
@@ -685,6 +717,10 @@ def _sets(given: Evaluated | None, clients: int) -> list[Any]:
     """Return the sets for evaluation: none, one, or one for each client."""
     if given is None or not isinstance(given, list | tuple):
         return [] if given is None else [given]
+    if isinstance(given, tuple) and given and all(isinstance(one, Tensor | np.ndarray) for one in given):
+        raise UsageError(
+            "test and validation need data sets, got a tuple of tensors; give TensorDataset(inputs, targets)"
+        )
     if len(given) != clients:
         raise UsageError(
             f"test and validation need one data set, or one for each of {clients} clients, got {len(given)}"

@@ -150,8 +150,8 @@ def _facts(view: RunView) -> dict[str, Any]:
 
 def _settings(view: RunView) -> dict[str, Any]:
     """The settings by which runs are told apart, without those of this machine."""
-    known = {name: value for name, value in view.settings.items() if name not in OF_THE_MACHINE}
-    return known | ({"lr": view.lr} if view.lr is not None else {})
+    known = {name: value for name, value in view.settings.items() if name not in {*OF_THE_MACHINE, "method_settings"}}
+    return known | view.method_settings | ({"lr": view.lr} if view.lr is not None else {})
 
 
 def _started(folder: Path) -> int | None:

@@ -77,6 +77,12 @@ class RunView:
     @property
     def method_settings(self) -> dict[str, Any]:
         """The settings of the method itself, such as alpha and beta."""
+        written = self.settings.get("method_settings")
+        if isinstance(written, str):  # a method of the user's own that the command line ran
+            from ..settings.assignments import parse_assignments  # it needs pydantic, which other pages do without
+
+            with suppress(UsageError):
+                return dict(parse_assignments(written))
         names = self.own_names or (CATALOGUE[self.method].settings if self.method in CATALOGUE else ())
         return {name: self.settings[name] for name in names if self.settings.get(name) is not None}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
+from ..errors import UsageError, nearest
 from ..system.files import append, flush, parse_json, read_if_present, writing
 
 STARTED_BY = "started_by"  # the key in config.toml of a run that was started from Python
@@ -19,6 +19,12 @@ Extent = dict[str, Any]  # how many bytes of the file, and their sha256
 # Columns that are functions of the clients' data without any noise. No guarantee covers them: the rows of a private
 # run have them only where `Logging(diagnostics=True)` asked for them.
 UNNOISED = ("loss", "grad_norm", "memory_error", "message_norm", "message_norm_max", "disagreement")
+COLUMNS = (
+    *("round", "messages", "bytes"),
+    *UNNOISED,
+    *("test_loss", "accuracy", "accuracy_mean_over_clients"),
+    *("validation_loss", "validation_accuracy", "validation_accuracy_mean_over_clients", "epsilon"),
+)
 NOT_COVERED = "not covered by the guarantee"
 
 
@@ -31,7 +37,7 @@ class History:
     """Rows in the order of their rounds; row k describes x^k, before the step of round k.
 
     ``history["loss"]`` lists the values of a column, and ``history.rounds("loss")`` the rounds of these values. The
-    list of a column that the run does not measure is empty; ``history.columns`` names those that it has.
+    list of a usual column that the run does not measure is empty; ``history.columns`` names those that it has.
 
     Args:
         path: The JSON-lines file of the rows; None keeps them in memory.
@@ -120,6 +126,11 @@ class History:
         return f"History({len(self.rows)} rows of {', '.join(self.columns)})" if self.rows else "History(no rows)"
 
     def __getitem__(self, column: str) -> list[Any]:
+        if self.rows and column not in COLUMNS and not any(column in row for row in self.rows):
+            known = dict.fromkeys((*self.columns, *COLUMNS))
+            raise UsageError(
+                f"the history has no column {column!r}{nearest(column, known)}; it has {', '.join(self.columns)}"
+            )
         return [row[column] for row in self.rows if row.get(column) is not None]
 
     def __iter__(self) -> Iterator[Row]:
@@ -127,3 +138,14 @@ class History:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def in_a_line(made: str, history: History, epsilon: str | None, stopped: str | None, folder: Path | None) -> str:
+    """Return the result of a run in a line, for its `repr`; `made` names the method and the rounds."""
+    last = {name: history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
+    result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
+    parts = [made, result]
+    parts += [f"epsilon {epsilon}" if epsilon is not None else None]
+    parts += [f"stopped: {stopped}" if stopped is not None else None]
+    parts += [f"in {folder}" if folder is not None else None]
+    return ", ".join(part for part in parts if part is not None)

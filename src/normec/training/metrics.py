@@ -145,7 +145,7 @@ class Faults:
         found = [finding for finding in communicator.all_gather(self._findings(first, blame)) if finding is not None]
         kind, how, _ = found[0]
         clients = sorted({client for other, _, named in found if other == kind for client in named})
-        cure = "its operator violates the bound that it states" if kind == "the message" else ""
+        cure = "the method's `bound` is too small: correct it or the message" if kind == "the message" else ""
         raise Diverged(first, clients, kind, how, cure)
 
     def _first(self) -> Tensor:

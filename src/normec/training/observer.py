@@ -16,7 +16,7 @@ from ..gradients.engine import Block, Engine
 from ..problems.objective import Buffers, Objective
 from ..sampling.participation import Rotation
 from ..sampling.random_streams import derive_seed, seed_generators
-from ..storage.history import UNNOISED, History, Row
+from ..storage.history import COLUMNS, History, Row
 from .callbacks import Callback
 from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, gather_buffers, local_part
@@ -26,13 +26,6 @@ from .run import ClientTable, Plan, State
 
 if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism
-
-COLUMNS = (
-    *("round", "messages", "bytes"),
-    *UNNOISED,
-    *("test_loss", "accuracy", "accuracy_mean_over_clients"),
-    *("validation_loss", "validation_accuracy", "validation_accuracy_mean_over_clients", "epsilon"),
-)
 
 
 class Observer:

@@ -30,6 +30,11 @@ def predicted(model: nn.Module, inputs: Any, transform: Callable[[Any], Any] | N
     at_least(1, batch_size=batch_size)
     held = tree_map(_as_tensor, inputs)
     leaves = tree_flatten(held)[0]
+    if any(isinstance(leaf, int | float) for leaf in leaves):
+        raise UsageError(
+            f"inputs must be tensors or arrays, got a {type(inputs).__name__} with numbers in it; give "
+            "torch.tensor(inputs)"
+        )
     lengths = {len(leaf) if isinstance(leaf, Tensor) and leaf.ndim else 0 for leaf in leaves}
     if len(lengths) != 1 or 0 in lengths:
         raise UsageError(

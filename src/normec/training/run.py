@@ -23,7 +23,7 @@ from ..gradients.record_clip import RecordClip
 from ..problems.objective import Buffers, Objective, checksum
 from ..sampling.batches import Batches, BatchSource, PoissonBatches
 from ..sampling.participation import Participation, drawn_clients
-from ..storage.history import History
+from ..storage.history import History, in_a_line
 from .memory_table import MemoryTable
 from .prediction import PREDICTED, predicted
 
@@ -141,13 +141,9 @@ class Run:
         """Return the result in a line; tensors of thousands of numbers are in `state`."""
         from ..privacy.display import shown_epsilon
 
-        last = {name: self.history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
-        result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
-        parts = [f"{self.method.name}, {self.state.round} of {self.rounds} rounds", result]
-        parts += [f"epsilon {shown_epsilon(self.privacy.epsilon)}" if self.privacy is not None else None]
-        parts += [f"stopped: {self.stopped}" if self.stopped is not None else None]
-        parts += [f"in {self.folder}" if self.folder is not None else None]
-        return f"Run({', '.join(part for part in parts if part is not None)})"
+        made = f"{self.method.name}, {self.state.round} of {self.rounds} rounds"
+        epsilon = None if self.privacy is None else shown_epsilon(self.privacy.epsilon)
+        return f"Run({in_a_line(made, self.history, epsilon, self.stopped, self.folder)})"
 
     def predict(self, inputs: Any, batch_size: int = PREDICTED) -> Any:
         """Return the outputs of the final model, transformed as the problem's inputs are.

@@ -162,6 +162,11 @@ def assumptions(
         )
     if plan.weights is not None:
         notes.append("the clients' weights are assumed to be public, because the sum and its noise follow from them")
+    if plan.batch_size is not None and privacy.unit == "record":
+        notes.append(
+            "batches of a fixed size gain nothing: every round counts as if the record were in the batch; batch_rate, "
+            "whose coins amplify privacy, and full gradients need less noise"
+        )
     if plan.diagnostics:
         notes.append(RECORDED)
     if profiled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError, needed
-from ..storage.history import STARTED_BY, History
+from ..storage.history import STARTED_BY, History, in_a_line
 from ..storage.run_folder import MODEL
 from ..system.files import read_if_present, read_json
 from .prediction import PREDICTED, predicted
@@ -53,9 +53,17 @@ class SavedRun(Result):
         (True, 20, {'lr': 0.1}, tensor([0., 0.]))
     """
 
-    tensors: dict[str, Tensor] = field(repr=False)
+    tensors: dict[str, Tensor]
     model: nn.Module | None = None
-    transform: Callable[[Any], Any] | None = field(default=None, repr=False)
+    transform: Callable[[Any], Any] | None = None
+
+    def __repr__(self) -> str:
+        """Return the result in a line; the settings are in `settings`."""
+        from ..privacy.display import shown_epsilon
+
+        made = f"{self.settings.get('method', 'a method')}, {self.summary.get('round', 0)} of {self.rounds} rounds"
+        epsilon = None if self.privacy is None else shown_epsilon(self.privacy.epsilon)
+        return f"SavedRun({in_a_line(made, self.history, epsilon, self.stopped, self.folder)})"
 
     @property
     def settings(self) -> dict[str, Any]:

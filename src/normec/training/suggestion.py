@@ -43,7 +43,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..algorithms.catalogue import CATALOGUE, METHODS, Entry
+from ..algorithms.catalogue import CATALOGUE, METHODS, Entry, is_own
 from ..errors import UsageError, at_least, one_of
 from ..problems.objective import Objective
 from .client_weights import Weights, relative_weights
@@ -252,6 +252,13 @@ def suggest(
         raise UsageError(f"privacy must be a normec.Privacy, such as Privacy(epsilon=8), got {privacy!r}")
     by_record = privacy is not None and privacy.unit == "record"
     name = method if method is not None else "dpsgd-clip" if by_record else "normec"
+    if not isinstance(name, str):
+        raise UsageError(
+            f"method must be the name of a method, such as 'normec', got {type(name).__name__}; give the privacy "
+            "statement as privacy=…"
+        )
+    if is_own(name):
+        raise UsageError(f"no rule is known for a method of your own, {name}; choose its settings on public data")
     one_of(METHODS, method=name)
     if rounds is not None:
         at_least(1, rounds=rounds)

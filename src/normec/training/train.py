@@ -28,6 +28,7 @@ from ..problems.problem import Problem
 from ..sampling.batches import rounds_of
 from ..sampling.participation import Everyone, Participation, Poisson, Rotation
 from ..storage.checkpoint import SECRET, read_facts
+from ..storage.history import COLUMNS
 from ..storage.run_folder import RunStorage, stored_secret
 from .callbacks import Callback
 from .client_weights import Weights, relative_weights
@@ -36,7 +37,6 @@ from .extension import extension_of, logging_of, refuse_hidden_growth, with_nois
 from .independence import refuse_coupled_clients, refuse_mixing_methods, refuse_modes
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
-from .observer import COLUMNS
 from .options import Compute, Logging, Memory, Options, Storage, device_of
 from .run import (
     InitialMemory,
@@ -197,7 +197,7 @@ def train(
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         # PyTorch raises these where a model, a loss and records do not fit together; ours have said what is wrong.
         if isinstance(problem, Problem) and not type(error).__module__.startswith("normec."):
-            problem.refuse_misfit("the model or its loss")
+            problem.refuse_misfit("the model or its loss", fetch=True)
         raise
     communicator = loop.communicator
     communicator.on_rank_zero(lambda: keep_result(run, communicator.size))
@@ -350,7 +350,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
     if isinstance(problem, Problem) and not isinstance(problem.records, ResidentRecords):
-        problem.refuse_sums()
+        problem.refuse_wrong_loss()
     if kept or communicator.size > 1:  # else nobody asks, and checksums of large data take their time
         identity |= problem.fingerprint()
     previous = extension.previous(identity) if extension is not None else None

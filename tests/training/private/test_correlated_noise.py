@@ -231,6 +231,7 @@ def test_noise_that_is_far_too_small_does_not_fit_on_the_grid() -> None:
         mechanism_of(DPSGD(Clip(1.0)), tiny, rounds=10)
 
 
+@pytest.mark.slow
 def test_coins_in_a_group_are_counted_by_privacy_loss_distributions() -> None:
     rate, rounds = 0.4, 9
     privacy = Privacy(sigma=SIGMA, trust="central", noise_bands="best", sampling=rate)
@@ -503,6 +504,7 @@ def shrunk(bands: int, workload: Any) -> tuple[int, ...]:  # noqa: ARG001
     return (4 * ONE, *[0] * (bands - 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("planted", "violated"), [(None, False), (shrunk, True)], ids=["true", "a quarter of it"])
 def test_the_audit_covers_correlated_noise(
     monkeypatch: pytest.MonkeyPatch, planted: Callable[..., Any] | None, violated: bool

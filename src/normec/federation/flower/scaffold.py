@@ -54,6 +54,12 @@ def schema_of(app: Path) -> TableSchema:
     return load_schema(app / SCHEMA)
 
 
+def needs_tables(app: Path) -> bool:
+    """Whether the parties of an app have no data but their tables, because its task is still that of the template."""
+    task = app / "learning" / _TASK
+    return task.is_file() and task.read_bytes() == (TEMPLATE / "learning" / _TABLE_TASK).read_bytes()
+
+
 def app_name(folder: Path) -> str:
     """The folder's name as Flower allows it: letters, digits and dashes."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-")[:_LONGEST].strip("-")

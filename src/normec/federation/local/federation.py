@@ -20,6 +20,7 @@ import tomli_w
 
 from ...algorithms import registry
 from ...algorithms.catalogue import is_own
+from ...data.table import read_table
 from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
 from ...report import page
@@ -32,7 +33,7 @@ from ...training import saved_run
 from ...training.callbacks import Callback
 from ...training.saved_run import Result
 from ...training.summary import record_end
-from ..flower.scaffold import write_app
+from ..flower.scaffold import needs_tables, schema_of, write_app
 from ..flower.settings import Settings, located, read
 from ..protocol.policy import load_policy
 from ..protocol.spending import spending
@@ -64,6 +65,7 @@ class LocalOptions:
         policy: One policy for all parties; None for one that accepts the run.
         flower_nodes: Whether to use Flower's own SuperNodes instead of ours.
         data: The example: "heart-disease" or "digits".
+        tables: The table of each party, for an app with a schema.
     """
 
     app: Path | None
@@ -73,6 +75,7 @@ class LocalOptions:
     policy: Path | None = None
     flower_nodes: bool = False
     data: Literal["heart-disease", "digits"] = "digits"
+    tables: Sequence[Path] = ()
 
     @property
     def example(self) -> bool:
@@ -82,7 +85,7 @@ class LocalOptions:
     @property
     def count(self) -> int:
         """The number of parties."""
-        usual = len(heart_disease.HOSPITALS) if self.example else DEFAULT_PARTIES
+        usual = len(self.tables) or (len(heart_disease.HOSPITALS) if self.example else DEFAULT_PARTIES)
         return self.parties if self.parties is not None else usual
 
 
@@ -107,9 +110,11 @@ class Federation:
         self.app = options.app.resolve() if options.app is not None else self.home / options.data
         if options.app is None and not self.app.exists():
             write_app(self.app, task=heart_disease.TASK if options.example else None)
+        _check_tables(self.app, options)
         usual = {**heart_disease.settings(options.config), **EXAMPLE_SECONDS} if options.example else {}
         self.config = {**usual, **options.config, "out": str(self.out), "parties": options.count}
         self.settings = read({**app_config(self.app), **self.config})
+        build.statement(self.settings.run, self.settings.run.record_clip)  # a mistake shows before anything is started
         if self.settings.summed and options.flower_nodes:
             raise UsageError(
                 "Flower's SuperNodes start a process for every request, which forgets the secrets of a secure sum; "
@@ -185,12 +190,14 @@ class Federation:
         if self._options.policy is None and not policy.exists():
             private_folder(folder)
             write_atomic(policy, tomli_w.dumps(agreeing(self.settings, self.method)))
-        named = {
+        named: dict[str, Any] = {
             "partition-id": i,
             "num-partitions": self._options.count,
             "folder": str(folder),
             "policy": str(policy),
         }
+        if self._options.tables:
+            named["data"] = str(self._options.tables[i].resolve())
         trusted = ["--superlink", self.address, "--root-certificates", str(self._tls.authority)]
         if self._options.flower_nodes:
             written = " ".join(
@@ -203,6 +210,7 @@ class Federation:
             command = [sys.executable, "-m", "normec", "federation", "party", *trusted, "--key", str(self.key(i))]
             command += ["--app", str(self.app), "--folder", str(folder), "--policy", str(policy)]
             command += ["--partition", str(i), "--partitions", str(self._options.count)]
+            command += ["--data", named["data"]] if "data" in named else []
         self.processes.start(self.name(i), command, environment)
 
     def start_run(self, **config: Any) -> int:
@@ -310,6 +318,22 @@ def run(
         raise
     _write_statements(options.out, federation)
     return saved_run.read(options.out)
+
+
+def _check_tables(app: Path, options: LocalOptions) -> None:
+    """Read the parties' tables once, so that a mistake in them shows before anything is started."""
+    if not options.tables:
+        if needs_tables(app):
+            raise UsageError(
+                f"the parties of {app.name} read tables; name one for each of them, as in --table north.csv --table "
+                "south.csv"
+            )
+        return
+    if len(options.tables) != options.count:
+        raise UsageError(f"--table must be given once for each of {options.count} parties, got {len(options.tables)}")
+    schema = schema_of(app)
+    for table in options.tables:
+        read_table(table, schema)
 
 
 def _write_statements(out: Path, federation: Federation) -> None:
