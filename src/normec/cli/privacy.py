@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Compute ε from noise and noise from ε, show tables, and audit methods.", no_args_is_help=True)
 
-Releases = Annotated[int, typer.Option(help="Number of messages per client.")]
+Releases = Annotated[int, typer.Option(help="Number of messages per client; with --groups, of rounds.")]
 Delta = Annotated[float, typer.Option(help="δ.")]
 Relation = Annotated[str, typer.Option(help="zero-out or replace.")]
 Trust = Annotated[str, typer.Option(help="local, secure-sum or central.")]
@@ -24,7 +24,8 @@ Clients = Annotated[int, typer.Option(help="Number of clients.")]
 Summed = Annotated[
     int | None,
     typer.Option(
-        help="Number of clients (default: 1); unless trust is local, their noise adds up.", show_default=False
+        help="Number of clients (default: one in each group); unless trust is local, their noise adds up.",
+        show_default=False,
     ),
 ]
 Honest = Annotated[int | None, typer.Option(help="Honest clients in a secure sum (default: all).", show_default=False)]
@@ -223,13 +224,17 @@ def _literal(word: str) -> Any:
 
 
 def _release(clients: int | None, releases: int, bound: float, groups: int, **statement: Any) -> Release:
+    from ..errors import UsageError
     from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
     privacy = Privacy(**statement)
     if clients is None:
         if privacy.trust != "local":
-            print("This is for one client; the noise of several clients adds up: give --clients.", file=sys.stderr)
-        clients = 1
+            assumed = "one client" if groups == 1 else f"{groups} clients, one in each group"
+            print(f"This is for {assumed}; the noise of all clients adds up: give --clients.", file=sys.stderr)
+        clients = groups
+    if groups > clients:
+        raise UsageError(f"--groups {groups} is more than the {clients} clients; ask for at most {clients}")
     sampling = Sampling(privacy.sampling) if privacy.sampling is not None else FULL
     return release(
         Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling, groups=groups)
