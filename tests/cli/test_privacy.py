@@ -52,6 +52,17 @@ def test_noise_of_a_sum_without_a_number_of_clients_is_that_of_one_and_says_so(
     assert given.out == alone.out
 
 
+def test_more_groups_than_clients_take_no_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["privacy", "noise", "--epsilon", "8", "--releases", "320", "--groups", "16", "--trust", "central"]
+    assert run([*words, "--clients", "15"]) == 2
+    assert "--groups 16 is more than the 15 clients" in capsys.readouterr().err
+    assert run([*words, "--json"]) == 0
+    alone = capsys.readouterr()
+    assert "16 clients, one in each group" in alone.err
+    assert run([*words, "--clients", "16", "--json"]) == 0
+    assert capsys.readouterr().out == alone.out
+
+
 def test_the_table_agrees_with_the_single_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "epsilon.png"
     arguments = ["privacy", "table", "--sigma", "7.3462", "--releases", "300", "--clients", "10", "--out", str(picture)]
@@ -90,6 +101,26 @@ def test_a_large_delta_and_fitted_inputs_are_noted(
     said = capsys.readouterr().out
     assert "is not below 1/5 clients" in said
     assert "scaled by statistics of the training records" in said
+
+
+@pytest.mark.parametrize("schema", [False, True])
+def test_classes_that_are_read_from_the_records_are_noted(schema: bool, tmp_path: Path) -> None:
+    """One patient with a disease of its own adds an output to the model, whatever the noise is."""
+    sizes = {}
+    for disease in (1, 7):
+        path = tmp_path / f"{disease}.csv"
+        path.write_text("age,ill\n" + "".join(f"{i / 60},{i % 2}\n" for i in range(59)) + f"1,{disease}\n")
+        (tmp_path / "schema.toml").write_text(
+            'target = "ill"\nclasses = ["0", "1", "7"]\n[inputs]\nage = {low = 0, high = 1}\n'
+        )
+        described = ["--data-schema", str(tmp_path / "schema.toml")] if schema else ["--target", "ill"]
+        words = ["--clients", "3", "--rounds", "2", "--unit", "record", "--out", str(tmp_path / f"run-{disease}")]
+        assert run(["train", "--data", str(path), *described, *words, "--quiet"]) == 0
+        summary = json.loads((tmp_path / f"run-{disease}" / "summary.json").read_text())
+        sizes[disease] = summary["dimension"]
+        assert any("those that occur in the records" in note for note in summary["privacy"]["notes"]) is not schema
+        assert any("the test and validation records" in gap for gap in summary["privacy"]["not_covered"])
+    assert (sizes[1] == sizes[7]) is schema
 
 
 @pytest.mark.slow

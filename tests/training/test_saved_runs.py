@@ -24,6 +24,7 @@ from normec.privacy.ledger_verification import verified
 from normec.report import page
 from normec.report.run_view import read_run
 from normec.settings import make
+from normec.storage.history import History, in_a_line
 
 
 def net() -> nn.Module:
@@ -122,6 +123,15 @@ def test_a_run_shows_its_result_in_a_line(tmp_path: Path) -> None:
 def test_the_line_of_a_run_does_not_round_its_epsilon_down() -> None:
     run = trained(privacy=dataclasses.replace(PRIVATE, epsilon=4.0004))
     assert "epsilon 4.001)" in repr(run)
+
+
+def test_a_printed_run_says_that_no_noise_covers_its_loss() -> None:
+    history = History()
+    history.append({"round": 3, "loss": 0.5})
+    assert in_a_line("gd", history, None, None, None) == "gd, loss 0.5"
+    assert in_a_line("gd", history, "4", None, None) == "gd, loss 0.5 (not covered by the guarantee), epsilon 4"
+    history.append({"round": 3, "test_loss": 0.25})
+    assert in_a_line("gd", history, "4", None, None) == "gd, test loss 0.25, epsilon 4"
 
 
 def test_plain_pytorch_loads_the_model(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ class Dataset:
         test_groups: The natural owner of each test record.
         fitted: Whether inputs were scaled by statistics of the training records, which no noise covers in a private
             run.
+        counted: Whether the classes, or the number of features, are those that occur in the records, which no noise
+            covers either.
 
     Raises:
         UsageError: Shapes, types or targets do not fit together.
@@ -68,6 +70,7 @@ class Dataset:
     groups: Tensor | None = field(default=None, repr=False)
     test_groups: Tensor | None = field(default=None, repr=False)
     fitted: bool = False
+    counted: bool = False
 
     def __post_init__(self) -> None:
         at_least(1, classes=self.classes)
@@ -115,7 +118,8 @@ def load(
     Nothing is downloaded here; see `get`. Sets published without a test part get a fixed one: 20 % of every class (see
     `stratified`). For libsvm:PATH a file PATH.t beside it is the test part, as LIBSVM names them, and a qid column
     becomes `groups`. A table is read as its `schema` says; without one, all columns but the target are numbers, which
-    are used as they are.
+    are used as they are, and the classes are the values of the target that occur. A model then has an output more if a
+    single record has a value of its own, and no noise covers that: state a schema for protected records.
 
     Args:
         name: The name of the data set, the path of a file that ends in .csv, .csv.gz or .parquet, or ``libsvm:PATH``.
@@ -209,6 +213,7 @@ def _table_file(name: str, target: str | None, schema: str | Path | None) -> Dat
         (known.width,),
         groups=None if owners is None else owners[kept],
         test_groups=None if owners is None or not len(held) else owners[held],
+        counted=schema is None,
     )
 
 
@@ -227,10 +232,10 @@ def _libsvm_entry(entry: Entry, paths: list[Path]) -> Dataset:
 def _libsvm_file(name: str, path: Path) -> Dataset:
     packing = path.suffix if path.suffix in (".gz", ".bz2") else ""
     test = path.parent / f"{path.name.removesuffix(packing)}.t{packing}"
-    return _tabular(name, read_libsvm([path, test] if test.is_file() else [path]))
+    return _tabular(name, read_libsvm([path, test] if test.is_file() else [path]), counted=True)
 
 
-def _tabular(name: str, tables: list[Table]) -> Dataset:
+def _tabular(name: str, tables: list[Table], counted: bool = False) -> Dataset:
     targets, classes = class_indices(tables)
     features, groups = tables[0].features, tables[0].groups
     shape = (features.shape[1],)
@@ -242,7 +247,8 @@ def _tabular(name: str, tables: list[Table]) -> Dataset:
         train = _pair(features[kept], targets[0][kept])
         test = _pair(features[held], targets[0][held]) if len(held) else None
         groups = None if groups is None else groups[kept]
-    return Dataset(name, train, test, classes, shape, groups=None if groups is None else torch.from_numpy(groups))
+    owners = None if groups is None else torch.from_numpy(groups)
+    return Dataset(name, train, test, classes, shape, groups=owners, counted=counted)
 
 
 def _pair(inputs: npt.NDArray[np.float32] | npt.NDArray[np.uint8], targets: npt.NDArray[np.int64]) -> TensorDataset:

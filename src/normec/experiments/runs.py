@@ -45,6 +45,10 @@ HELD_OUT = (
     "guarantee does not protect them"
 )
 FITTED = f"the inputs were scaled by statistics of the training records, which are {NOT_COVERED}: no noise covers them"
+COUNTED = (
+    f"the classes, and with them the size of the model, are those that occur in the records, which is {NOT_COVERED}: "
+    "one record may add a class; a data_schema states the classes of a table beforehand"
+)
 
 
 def execute(
@@ -90,13 +94,21 @@ def steps(
     if summary["privacy"] is not None:
         if problem.validation is not None:
             summary["privacy"]["notes"] += (HELD_OUT,)
-        own = is_table(config.data) or has_own_data(config)
-        if not own and data.load(config.data, config.data_dir, config.scaling).fitted:
-            summary["privacy"]["notes"] += (FITTED,)
+        summary["privacy"]["notes"] += _notes_on_data(config)
     if communicator.size > 1:
         summary["ranks"] = communicator.size
     communicator.on_rank_zero(lambda: write_summary(folder, summary))
     return Result(folder, summary, run.history)
+
+
+def _notes_on_data(config: RunConfig) -> tuple[str, ...]:
+    """What the data of a private run show without noise."""
+    if has_own_data(config):
+        return ()
+    if is_table(config.data):  # what `load` would say, without another look at the file
+        return (COUNTED,) if config.data_schema is None else ()
+    found = data.load(config.data, config.data_dir, config.scaling)
+    return (*([FITTED] if found.fitted else []), *([COUNTED] if found.counted else []))
 
 
 def _finished(folder: Path, config: RunConfig) -> dict[str, Any] | None:

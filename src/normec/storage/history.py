@@ -142,8 +142,10 @@ class History:
 
 def in_a_line(made: str, history: History, epsilon: str | None, stopped: str | None, folder: Path | None) -> str:
     """Return the result of a run in a line, for its `repr`; `made` names the method and the rounds."""
-    last = {name: history[name][-1:] for name in ("accuracy", "test_loss", "loss")}
-    result = next((f"{name.replace('_', ' ')} {found[0]:.4g}" for name, found in last.items() if found), None)
+    column = next((name for name in ("accuracy", "test_loss", "loss") if history[name]), None)
+    result = None if column is None else f"{column.replace('_', ' ')} {history[column][-1]:.4g}"
+    if column in UNNOISED and epsilon is not None:
+        result = f"{result} ({NOT_COVERED})"
     parts = [made, result]
     parts += [f"epsilon {epsilon}" if epsilon is not None else None]
     parts += [f"stopped: {stopped}" if stopped is not None else None]

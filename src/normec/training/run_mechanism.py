@@ -34,6 +34,8 @@ RECORDED = (
     f"(diagnostics = true): they are {NOT_COVERED}"
 )
 
+EVALUATED = "the test and validation records: results on them are recorded without noise"
+
 
 def mechanism_of(
     problem: Objective,
@@ -102,7 +104,9 @@ def mechanism_of(
     )
     name = noise_name(method, privacy, plan, setting, extension)
     sigma = extension.sigma if extension is not None else None
-    return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, witness=witness, sigma=sigma)
+    evaluated = isinstance(problem, Problem) and (problem.test or problem.validation) is not None
+    gaps = (EVALUATED,) if evaluated else ()
+    return Mechanism(privacy, method, setting, plan.privacy_seed, name, notes, gaps, witness, sigma)
 
 
 def message_weights_for(method: Method, plan: Plan, privacy: Privacy) -> tuple[float, ...] | None:
