@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 from normec.experiments import compare, runs
@@ -11,6 +13,7 @@ from normec.report.listing import Listing
 from normec.report.run_view import read_run
 from normec.settings import make
 from normec.storage.history import NOT_COVERED, UNNOISED
+from normec.training.summary import write_summary
 
 from .conftest import SMALL, run
 from .test_pages import read
@@ -56,6 +59,19 @@ def test_what_was_asked_for_is_marked_where_it_stands(library: Path) -> None:
     assert json.loads((folder / "clients.json").read_text())["note"] == NOT_COVERED
     assert json.loads((folder / "summary.json").read_text())["not_covered"] == list(UNNOISED)
     assert "recorded the clients' losses" in found.text
+
+
+def test_only_the_owner_can_read_what_no_noise_covers(copied: Path, tmp_path: Path) -> None:
+    umask = os.umask(0o022)
+    try:
+        for name, mode in (("diagnosed", 0o600), ("private", 0o644), ("plain", 0o644)):
+            folder = copied / name
+            write_summary(folder, json.loads((folder / "summary.json").read_text()))
+            page.write_many([folder], tmp_path / f"{name}.html")
+            for path in (folder / "summary.json", folder / "report.html", tmp_path / f"{name}.html"):
+                assert stat.S_IMODE(path.stat().st_mode) == mode
+    finally:
+        os.umask(umask)
 
 
 def test_pages_of_several_runs_mark_it_too(library: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ WATCHERS = {
     "central": "everyone but the trusted server",
 }
 MOST_LINES = 400
+WARNED = f"Where this page shows them, they are {NOT_COVERED}."
 Lines = list[dict[str, Any]]
 
 
@@ -56,7 +57,7 @@ def warning(views: Sequence[RunView]) -> Html | None:
         return None
     text = (
         "Losses, gradient and message norms, memory errors and tables of clients of private runs are measured without "
-        f"noise. Where this page shows them, they are {NOT_COVERED}."
+        f"noise. {WARNED}"
     )
     return e("p", text, class_="callout")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..system.files import write_atomic
-from . import comparison_page, run_page, runs_page, sweep_page, theory_page
+from . import comparison_page, guarantee, run_page, runs_page, sweep_page, theory_page
 from .html import Html
 from .run_view import is_file, is_run, trusted_run
 
@@ -92,5 +92,6 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
 
 
 def _write(path: Path, text: str) -> Path:
-    write_atomic(path, text)
+    # What no noise covers is for whoever runs the simulation, and not for all users of the machine.
+    write_atomic(path, text, private=guarantee.WARNED in text)
     return path

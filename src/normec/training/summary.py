@@ -148,8 +148,12 @@ def _recorded(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Write the page and then the summary, so that a run with a summary has a page."""
+    """Write the page and then the summary, so that a run with a summary has a page.
+
+    Only the owner can read them if they show what no noise covers.
+    """
     from ..report import page
 
     page.write_run(folder, summary)
-    write_atomic(folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+    text = json.dumps(summary, indent=1) + "\n"
+    write_atomic(folder / "summary.json", text, private=bool(uncovered(summary["final"])))
