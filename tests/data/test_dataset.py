@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from normec.data import Dataset, load
-from normec.data.partition import stratified
+from normec.data.partition import fifth, stratified
 from normec.errors import UsageError
 
 TEXT = "+1 1:0.5 3:2\n-1 2:1 \n\n+1 1:1\n-1 3:-4\n\n"
@@ -56,6 +56,22 @@ def test_holdout_is_a_fifth_of_every_class_and_fixed() -> None:
     assert test.tolist() == stratified(targets)[1].tolist()
     # Written down: a test set that moves with a version makes results incomparable.
     assert test.tolist() == [2, 3, 11, 13, 15, 20, 21, 32, 46, 48, 53, 59]
+
+
+def test_the_holdout_of_a_file_does_not_depend_on_its_records(tmp_path: Path) -> None:
+    """Else one record of another class would exchange many others, and the guarantee for records counts one."""
+    parts = []
+    for other in (None, 0, 60):
+        classes = [i % 2 if i != other else 1 - i % 2 for i in range(100)]
+        (tmp_path / "a.csv").write_text("number,ill\n" + "".join(f"{i},{ill}\n" for i, ill in enumerate(classes)))
+        (tmp_path / "b").write_text("".join(f"{ill} 1:{i + 1}\n" for i, ill in enumerate(classes)))
+        for found, first in ((load(str(tmp_path / "a.csv"), target="ill"), 0), (load(f"libsvm:{tmp_path / 'b'}"), 1)):
+            assert found.counted
+            parts.append((found.train.tensors[0].flatten() - first).tolist())
+    assert len(parts[0]) == 80
+    assert all(part == parts[0] for part in parts)
+    assert parts[0] == fifth(100)[0].tolist()
+    assert fifth(20)[1].tolist() == [2, 3, 11, 13]  # written down: results are comparable on the same records
 
 
 @pytest.mark.parametrize("packing", ["", ".gz", ".bz2"])

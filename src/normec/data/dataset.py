@@ -21,7 +21,7 @@ from .folders import locate, missing
 from .heart_disease import read_heart_disease
 from .idx import read_pair
 from .libsvm import Table, class_indices, read_libsvm
-from .partition import stratified
+from .partition import fifth, stratified
 from .table import CSV, PARQUET, is_table, load_schema, note_counts, read_numbers, read_table
 
 # Those of akamaster's pytorch_resnet_cifar10, whose ResNet20 is the usual baseline (ImageNet's, by habit).
@@ -115,11 +115,12 @@ def load(
 ) -> Dataset:
     """Load a known data set (see `listing`), a CSV or Parquet file, or a file in LIBSVM's format as ``libsvm:PATH``.
 
-    Nothing is downloaded here; see `get`. Sets published without a test part get a fixed one: 20 % of every class (see
-    `stratified`). For libsvm:PATH a file PATH.t beside it is the test part, as LIBSVM names them, and a qid column
-    becomes `groups`. A table is read as its `schema` says; without one, all columns but the target are numbers, which
-    are used as they are, and the classes are the values of the target that occur. A model then has an output more if a
-    single record has a value of its own, and no noise covers that: state a schema for protected records.
+    Nothing is downloaded here; see `get`. Sets published without a test part get a fixed one: 20 % of every class, and
+    of a file of your own 20 % of all records, whatever they contain. For libsvm:PATH a file PATH.t beside it is the
+    test part, as LIBSVM names them, and a qid column becomes `groups`. A table is read as its `schema` says; without
+    one, all columns but the target are numbers, which are used as they are, and the classes are the values of the
+    target that occur. One record may then add a class, and with it outputs to the model, which no noise covers: write a
+    schema for protected records.
 
     Args:
         name: The name of the data set, the path of a file that ends in .csv, .csv.gz or .parquet, or ``libsvm:PATH``.
@@ -202,8 +203,7 @@ def _table_file(name: str, target: str | None, schema: str | Path | None) -> Dat
     else:
         raise UsageError(f"{name} needs a target column; give target, or a schema that names it")
     note_counts(name, table.counts)
-    targets = table.targets.numpy()
-    kept, held = stratified(targets)
+    kept, held = fifth(len(table.targets))
     owners = None if table.centres is None else torch.from_numpy(np.unique(table.centres, return_inverse=True)[1])
     return Dataset(
         name,
@@ -232,10 +232,10 @@ def _libsvm_entry(entry: Entry, paths: list[Path]) -> Dataset:
 def _libsvm_file(name: str, path: Path) -> Dataset:
     packing = path.suffix if path.suffix in (".gz", ".bz2") else ""
     test = path.parent / f"{path.name.removesuffix(packing)}.t{packing}"
-    return _tabular(name, read_libsvm([path, test] if test.is_file() else [path]), counted=True)
+    return _tabular(name, read_libsvm([path, test] if test.is_file() else [path]), own=True)
 
 
-def _tabular(name: str, tables: list[Table], counted: bool = False) -> Dataset:
+def _tabular(name: str, tables: list[Table], own: bool = False) -> Dataset:
     targets, classes = class_indices(tables)
     features, groups = tables[0].features, tables[0].groups
     shape = (features.shape[1],)
@@ -243,12 +243,12 @@ def _tabular(name: str, tables: list[Table], counted: bool = False) -> Dataset:
     if len(tables) == 2:
         train, test = _pair(features, targets[0]), _pair(tables[1].features, targets[1])
     else:
-        kept, held = stratified(targets[0])
+        kept, held = fifth(len(targets[0])) if own else stratified(targets[0])
         train = _pair(features[kept], targets[0][kept])
         test = _pair(features[held], targets[0][held]) if len(held) else None
         groups = None if groups is None else groups[kept]
     owners = None if groups is None else torch.from_numpy(groups)
-    return Dataset(name, train, test, classes, shape, groups=owners, counted=counted)
+    return Dataset(name, train, test, classes, shape, groups=owners, counted=own)
 
 
 def _pair(inputs: npt.NDArray[np.float32] | npt.NDArray[np.uint8], targets: npt.NDArray[np.int64]) -> TensorDataset:
