@@ -264,7 +264,7 @@ def test_record_level_with_clipped_records_needs_less_noise_with_more_records() 
 @pytest.mark.slow
 def test_record_level_poisson_batches_amplify_without_memory() -> None:
     problem = build.problem(make({"clients": 5}))
-    words: dict[str, Any] = {"epsilon": 2, "unit": "record", "trust": "local"}
+    words: dict[str, Any] = {"epsilon": 2, "unit": "record", "trust": "local", "record_clip": 1e9}
     options: dict[str, Any] = {"lr": 0.1, "rounds": 20}
     full = train(problem, DPSGD(Clip(1.0)), privacy=Privacy(**words), **options)
     drawn = train(problem, DPSGD(Clip(1.0)), privacy=Privacy(**words), batch_rate=0.1, **options)
