@@ -37,7 +37,8 @@ class History:
     """Rows in the order of their rounds; row k describes x^k, before the step of round k.
 
     ``history["loss"]`` lists the values of a column, and ``history.rounds("loss")`` the rounds of these values. The
-    list of a usual column that the run does not measure is empty; ``history.columns`` names those that it has.
+    list of a column that the run does not measure is empty, and a misspelt one is refused; ``history.columns`` names
+    those that it has.
 
     Args:
         path: The JSON-lines file of the rows; None keeps them in memory.
@@ -127,10 +128,9 @@ class History:
 
     def __getitem__(self, column: str) -> list[Any]:
         if self.rows and column not in COLUMNS and not any(column in row for row in self.rows):
-            known = dict.fromkeys((*self.columns, *COLUMNS))
-            raise UsageError(
-                f"the history has no column {column!r}{nearest(column, known)}; it has {', '.join(self.columns)}"
-            )
+            meant = nearest(column, dict.fromkeys((*self.columns, *COLUMNS)))
+            if meant:  # else a metric of the run's own that never had a value
+                raise UsageError(f"the history has no column {column!r}{meant}; it has {', '.join(self.columns)}")
         return [row[column] for row in self.rows if row.get(column) is not None]
 
     def __iter__(self) -> Iterator[Row]:
