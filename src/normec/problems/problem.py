@@ -10,9 +10,7 @@ no privacy guarantee covers it.
 from __future__ import annotations
 
 import copy
-import functools
 import logging
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass
@@ -23,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active as under_vmap
 from torch.func import functional_call
-from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
@@ -34,6 +31,7 @@ from ..models.linear import NonconvexPenalty
 from . import client_data as records
 from .batch_form import BatchForm, Collate, Tree, scores_of, size_of
 from .functions import FunctionProblem
+from .losses import cure, described, refuse_other_reductions, refuse_wrong_mean, weighted
 from .metrics import Meters, Metric, check_column_name, checked_metrics
 from .objective import Buffers, checksum
 from .shared_records import origins, perhaps_shared
@@ -125,9 +123,9 @@ class Problem:
             )
         if batch_loss is not None and not self.takes_batch:
             raise UsageError("give loss or batch_loss, not both; with batch_loss, loss is None")
-        _refuse_other_means(loss)
+        refuse_other_reductions(loss)
         if class_weights is not None:
-            loss = _weighted(loss, class_weights)
+            loss = weighted(loss, class_weights)
         self.metrics = checked_metrics(metrics)
         self.model = copy.deepcopy(model)
         self.loss: Callable[..., Any] = loss
@@ -407,10 +405,7 @@ class Problem:
 
     @torch.no_grad()
     def refuse_wrong_loss(self) -> None:
-        """Refuse a loss that is not the mean over the records of a batch because of two frequent mistakes.
-
-        A sum over the batch doubles if every record occurs twice. Outputs and targets of unlike shapes, such as [n, 1]
-        and [n], are broadcast by losses such as `mse_loss`, which then compare every output with every target.
+        """Refuse a loss that is not the mean over the records of a batch (`losses.refuse_wrong_mean`).
 
         Records that must be fetched are read when training starts, not when the problem is made, because a data set may
         keep what it saw first.
@@ -419,28 +414,12 @@ class Problem:
         """
         if self.takes_batch:
             return
-        loss, sums, crossed = _copied(self.loss), False, False
-        with suppress(Exception), records.seeded(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's remark on shapes that differ, which is no refusal
-            outputs, targets = self._first_outputs()
-            if not isinstance(outputs, Tensor) or not isinstance(targets, Tensor) or len(outputs) != len(targets):
-                return
-            once, twice = loss(outputs, targets), loss(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
-            sums = bool(torch.isclose(twice, 2 * once, rtol=1e-3) & (once.abs() > 1e-6))
-            if outputs.shape != targets.shape and outputs.numel() == targets.numel():
-                alone = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
-                crossed = not torch.isclose(once, torch.stack(alone).mean(), rtol=1e-3, atol=1e-6)
-        if sums:
-            raise UsageError(
-                "the loss is the sum over a batch: it doubles if every record occurs twice; a client's loss is the "
-                "mean over its records, so leave out reduction='sum'"
-            )
-        if crossed:
-            raise UsageError(
-                "the loss compares the outputs of every record with the targets of all: outputs have the shape "
-                f"{list(outputs.shape)}, and targets {list(targets.shape)}; give targets.reshape(outputs.shape) or "
-                "outputs of the targets' shape"
-            )
+        with records.seeded():
+            found = None
+            with suppress(Exception):
+                found = self._first_outputs()
+            if found is not None:
+                refuse_wrong_mean(_copied(self.loss), *found)
 
     @torch.no_grad()
     def refuse_misfit(self, name: str, *, fetch: bool = False) -> None:
@@ -464,9 +443,9 @@ class Problem:
                     if not seen:  # the data set itself failed
                         return
                     text = f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
-                    facts = ", ".join(_described(part, value) for part, value in seen.items())
+                    facts = ", ".join(described(part, value) for part, value in seen.items())
                     whose = "the first records" if held is self.records and not number else f"{kind} {number}"
-                    raise UsageError(f"{name} fails on {whose}: {text}; {facts}{_cure(self.loss, seen)}") from error
+                    raise UsageError(f"{name} fails on {whose}: {text}; {facts}{cure(self.loss, seen)}") from error
 
     def _first_outputs(self) -> tuple[Any, Any]:
         """The outputs and targets of a few records; a copy of the model sees them."""
@@ -602,50 +581,6 @@ class _WholeBatch(nn.Module):
         return self._loss[0](self.model, batch)
 
 
-@dataclass(frozen=True)
-class WeightedCrossEntropy:
-    """The mean over a batch of w_y times the cross-entropy loss, with a weight for each class.
-
-    `F.cross_entropy(..., weight=w)` divides by the sum of the weights in the batch, so that a record's share depends on
-    the others.
-    """
-
-    weights: tuple[float, ...]
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        weights = outputs.new_tensor(self.weights)
-        return F.cross_entropy(outputs, targets, weight=weights, reduction="none").mean()
-
-
-def _refuse_other_means(loss: Any) -> None:
-    """Refuse losses whose settings say that they are not the mean over a batch."""
-    bound = loss.keywords if isinstance(loss, functools.partial) else {}
-    reduction = bound.get("reduction", getattr(loss, "reduction", "mean"))
-    if reduction != "mean":
-        raise UsageError(
-            f"a client's loss is the mean over its records, got reduction={reduction!r}; leave reduction out"
-        )
-    weight = bound.get(
-        "weight", getattr(loss, "weight", None) if isinstance(loss, nn.modules.loss._WeightedLoss) else None
-    )
-    if weight is not None and not isinstance(loss, nn.BCELoss):
-        raise UsageError(
-            "a loss with weight=… divides by the weights in the batch, so that a record's share depends on the others; "
-            "give class_weights=… to the problem instead"
-        )
-
-
-def _weighted(loss: Any, weights: Sequence[float] | Tensor) -> WeightedCrossEntropy:
-    """Return the weighted form of a cross-entropy loss."""
-    plain = type(loss) is nn.CrossEntropyLoss and loss.ignore_index == -100 and not loss.label_smoothing
-    if loss is not F.cross_entropy and not plain:
-        raise UsageError("class_weights are for torch.nn.functional.cross_entropy; weight another loss in its own code")
-    held = tuple(float(weight) for weight in weights)
-    if not held or not all(0 <= weight < float("inf") for weight in held) or not any(held):
-        raise UsageError(f"class_weights must be numbers >= 0, one per class and not all 0, got {held}")
-    return WeightedCrossEntropy(held)
-
-
 def _map_style(given: Sequence[Any], collate: Collate | None, kind: str) -> tuple[list[Dataset[Any]], Collate | None]:
     """Return data sets that have a length and items, and the collate function, which a DataLoader may bring."""
     found = [records.map_style(dataset, f"{kind} {number}") for number, dataset in enumerate(given)]
@@ -665,41 +600,6 @@ def _map_style(given: Sequence[Any], collate: Collate | None, kind: str) -> tupl
 def _first(held: records.Records, number: int) -> tuple[Tree, Tree]:
     """Return the inputs and targets of the first few records of one of the `held` sets."""
     return held.batch(number, torch.arange(min(4, int(held.sizes[number]))))
-
-
-def _described(name: str, value: Any) -> str:
-    """Return the type and shape of a batch, for a message."""
-    if isinstance(value, Mapping):
-        return f"{name} are a dict of {', '.join(map(repr, value))}"
-    if not isinstance(value, Tensor):
-        return f"{name} are a {type(value).__name__}"
-    return f"{name} are {str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}"
-
-
-def _cure(loss: Any, seen: Mapping[str, Any]) -> str:
-    """Return what helps against the usual mistakes with targets, or an empty text."""
-    targets, outputs = seen.get("targets"), seen.get("outputs")
-    if isinstance(seen.get("inputs"), Mapping) and outputs is None:
-        return "; the model is called with these names as keyword arguments"
-    if not isinstance(targets, Tensor) or not isinstance(outputs, Tensor):
-        return ""
-    by_class = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss | WeightedCrossEntropy)
-    if by_class and targets.is_floating_point():
-        return "; class numbers are integers: give targets.long()"
-    if by_class and targets.ndim == outputs.ndim and targets.shape[-1] == 1:
-        return "; give one class number for each record: targets.squeeze(1)"
-    if by_class and targets.dtype not in (torch.int64, torch.uint8):
-        return "; class numbers are of the type int64: give targets.long()"
-    if by_class and outputs.ndim > 1 and bool(((targets < 0) | (targets >= outputs.shape[1])).any()):
-        return (
-            f"; the model tells {outputs.shape[1]} classes apart, which have the numbers 0 to {outputs.shape[1] - 1}: "
-            "number the classes from 0 (targets - 1 if they begin at 1), or give the model more outputs"
-        )
-    if not by_class and not targets.is_floating_point() and targets.shape == outputs.shape:
-        return "; if the loss compares numbers, give targets.float()"
-    if not by_class and [*targets.shape, 1] == list(outputs.shape):
-        return "; give targets.unsqueeze(1), or let the model return outputs.squeeze(1)"
-    return ""
 
 
 def _name_of(sets: Sequence[Any]) -> str | None:
