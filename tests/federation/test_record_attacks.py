@@ -7,6 +7,7 @@ so the difference of their messages is that of the messages before the noise.
 from __future__ import annotations
 
 import math
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -422,6 +423,17 @@ def test_the_masks_of_dropout_are_secret() -> None:
     secret = [own.clipped_gradient(x, 0, 0, plan, terms, secret_coins=True)[0] for _ in range(2)]
     assert torch.equal(*seeded)
     assert not torch.equal(*secret)
+
+
+def test_the_masks_of_dropout_cannot_be_tried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's CPU generator keeps 32 bits of a seed: a server could compare a message with those of all 2^32 masks."""
+    own = oracle(6, model=nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1), nn.Flatten(0)).double())
+    plan, terms = PlanTerms(seed=7, batch_size=0, rounds=4), RecordTerms(DIVISOR, by_layer=False, clip=1.0)
+    x, found = torch.full((4,), 0.1, dtype=torch.float64), []
+    for number in range(4):
+        monkeypatch.setattr(secrets, "randbits", lambda _, secret=7 + 2**32 * number: secret)
+        found.append(own.clipped_gradient(x, 0, 0, plan, terms, secret_coins=True)[0])
+    assert len({tuple(one.tolist()) for one in found}) == 4
 
 
 def test_a_penalty_at_the_party_is_refused() -> None:

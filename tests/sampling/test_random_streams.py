@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from normec.sampling import random_streams
 from normec.sampling.random_streams import (
     Key,
     Stream,
@@ -19,6 +22,8 @@ from normec.sampling.random_streams import (
     philox,
     philox_in_tensors,
     philox_on_host,
+    seed_generators,
+    seed_in_secret,
 )
 
 from ..support import reference
@@ -176,3 +181,29 @@ def test_streams_do_not_touch_torch_s_generator() -> None:
     torch.manual_seed(1)
     Stream(0, "x").uniform(torch.arange(3), 0, 4)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_secret_fills_the_whole_state_of_the_generator() -> None:
+    """NumPy's Mersenne twister with the same 624 words draws the same numbers."""
+    with torch.random.fork_rng(devices=[]):
+        seed_in_secret(3, torch.device("cpu"), "model", 0, 1)
+        found = torch.rand(2000)
+    twister = np.random.MT19937()
+    words = np.frombuffer(hashlib.shake_256(b"3/model/0/1").digest(4 * 624), np.uint32)
+    twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
+    assert torch.equal(found, torch.from_numpy((twister.random_raw(2000) % 2**24 / 2**24).astype(np.float32)))
+
+
+def test_secrets_whose_seeds_agree_draw_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's CPU generator keeps 32 bits of a seed, and anybody can try out so many."""
+    monkeypatch.setattr(random_streams, "derive_seed", lambda *_: 7)
+    host = torch.device("cpu")
+    with torch.random.fork_rng(devices=[]):
+        drawn = []
+        for number in range(2):
+            seed_generators(7 + 2**32 * number, host)
+            drawn.append(torch.rand(8))
+            seed_in_secret(number, host)
+            drawn.append(torch.rand(8))
+    assert torch.equal(drawn[0], drawn[2])
+    assert not torch.equal(drawn[1], drawn[3])

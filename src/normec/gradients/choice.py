@@ -71,7 +71,7 @@ def choose_engine(
 
     With `contained` clipped records are computed by the loop, in which the bits of one record's share do not depend on
     the others. In the other engines one record may change how the sum of the others is rounded, by a little that no
-    proof bounds; this is good enough for simulations, whose noise protects nobody.
+    proof bounds; this is good enough for simulations, whose noise protects nobody. `seed` is then a secret.
     """
     if not isinstance(name, str):
         if record_clip is not None:
@@ -80,12 +80,14 @@ def choose_engine(
             return name
         return LocalEngine(OneByOne(name, len(problem.x0)), local, steps_of(local, problem, batches))
     one_of(ENGINES, engine=name)
-    gradients = LoopEngine(problem, batches, seed, record_clip, precision)
+    # The order of records decides about their masks, so these must be secret where records are protected.
+    secret = record_clip is not None and contained
+    gradients = LoopEngine(problem, batches, seed, record_clip, precision, secret=secret)
     steps = steps_of(local, problem, batches) if local is not None else None
     loop = LocalLoop(gradients, problem, local, steps) if local is not None and steps is not None else gradients
     if name == "loop":
         return loop
-    if record_clip is not None and contained:
+    if secret:
         return _fall_back(name, loop, "with real noise, only the loop keeps the records apart to the last bit")
     if not isinstance(problem, Problem) or not isinstance(problem.records, ResidentRecords):
         return _fall_back(name, loop, "it needs a model, and records in tensors")

@@ -26,7 +26,7 @@ from ..problems.client_data import synthetic
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..sampling.batches import BatchSource
-from ..sampling.random_streams import Stream, derive_seed, seed_generators
+from ..sampling.random_streams import Stream, derive_seed, seed_generators, seed_in_secret
 from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
 from .precision import Precision, autocast
@@ -53,12 +53,16 @@ class LoopEngine(BlockEngine):
         record_clip: RecordClip | None = None,
         precision: Precision = "tf32",
         record_blocks: Sequence[int] | None = None,
+        secret: bool = False,
     ) -> None:
-        """`record_blocks`: sizes of blocks of records (default: those that `record_blocks` finds)."""
+        """`record_blocks`: sizes of blocks of records (default: those that `record_blocks` finds).
+
+        `secret`: nobody may find out the random numbers of models, which follow from `seed`.
+        """
         if record_clip is not None:
             refuse_coupled_records(problem)
         self._problem, self._batches, self._seed, self._clip = problem, batches, seed, record_clip
-        self._record_blocks = record_blocks
+        self._record_blocks, self._secret = record_blocks, secret
         self.precision: Precision = precision
         self.divisors = problem.sizes.double() if problem.sizes is not None else torch.ones(problem.clients)
         if batches is not None:
@@ -95,15 +99,14 @@ class LoopEngine(BlockEngine):
     def _gradient(
         self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, round: int
     ) -> tuple[Tensor, Tensor]:
-        # Dropout and random transforms draw from torch's global generators, so seed them for this client and round.
-        seed_generators(derive_seed(self._seed, "model", client, round), x.device)
+        self._seed_generators(client, round, x.device)
         point = x.detach().clone().requires_grad_()  # a model may write to its parameters
         divisor = float(self.divisors[client])
         uniforms = self._uniforms(client, rows, round, x.device)
         if self._clip is not None and isinstance(self._problem, Problem):
             if self._record_blocks is None:
                 self._record_blocks = record_blocks(self._problem)
-                seed_generators(derive_seed(self._seed, "model", client, round), x.device)
+                self._seed_generators(client, round, x.device)
             blocks = self._record_blocks
             return clipped_gradient(self._problem, x, client, rows, self._clip, divisor, blocks, uniforms=uniforms)
         own = {name: values[client] for name, values in buffers.items()}
@@ -118,6 +121,13 @@ class LoopEngine(BlockEngine):
                 return loss.detach(), torch.zeros_like(point)
             (grad,) = torch.autograd.grad(loss, point)
         return loss.detach(), grad
+
+    def _seed_generators(self, client: int, round: int, device: torch.device) -> None:
+        """Seed torch's global generators for a client and a round: dropout and random transforms draw from them."""
+        if self._secret:
+            seed_in_secret(self._seed, device, "model", client, round)
+        else:
+            seed_generators(derive_seed(self._seed, "model", client, round), device)
 
     def _uniforms(self, client: int, rows: Tensor | None, round: int, device: torch.device) -> Tensor | None:
         augment, sizes = self._problem.augment, self._problem.sizes

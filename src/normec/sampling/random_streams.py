@@ -21,6 +21,7 @@ from torch import Tensor
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS, _INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+_WORDS, _FIRST_WORD = 624, 24  # of the Mersenne twister; the byte at which they begin in the state of torch's generator
 _AT_ONCE = 2**13  # counters that NumPy computes at once, so that its arrays stay in the cache
 
 
@@ -43,6 +44,20 @@ def seed_generators(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed(seed)
+
+
+def seed_in_secret(secret: int, device: torch.device, *path: object) -> None:
+    """Seed torch's global generators for `path` with all bits of a secret.
+
+    torch's CPU generator keeps 32 bits of a seed, and so many masks of dropout can be tried out. Here every word of its
+    state follows from the secret.
+    """
+    seed_generators(derive_seed(secret, *path), device)
+    state = torch.default_generator.get_state()
+    name = "/".join(map(str, (secret, *path))).encode()
+    words = np.frombuffer(hashlib.shake_256(name).digest(4 * _WORDS), np.uint32)
+    state[_FIRST_WORD : _FIRST_WORD + 8 * _WORDS] = torch.from_numpy(words.astype(np.uint64).view(np.uint8))
+    torch.default_generator.set_state(state)
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

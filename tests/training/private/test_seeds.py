@@ -17,9 +17,11 @@ from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Callback, Clip, Logging, NormEC, Poisson, Privacy, Problem, train
 from normec.errors import UsageError
+from normec.gradients import loop as loop_engine
 from normec.gradients.loop import LoopEngine
 from normec.gradients.record_clip import RecordClip
 from normec.privacy import SeededNoise
+from normec.sampling import random_streams
 from normec.sampling.batches import Batches
 from normec.sampling.random_streams import derive_seed
 from normec.storage.run_folder import stored_secret
@@ -222,6 +224,25 @@ def test_masks_of_clipped_records_are_secret_where_the_noise_is_real(seed: int |
     assert seeds(tmp_path / "run").issuperset(known(secret)[3:]), "the run goes on with its secret"
     clients = Privacy(epsilon=8, trust="central", noise="secure")
     assert prepare(bowls(CLIENTS), METHOD, Options(lr=0.1, rounds=1, seed=4, privacy=clients)).plan.model_seed == 4
+
+
+def test_masks_of_clipped_records_have_all_bits_of_their_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's CPU generator keeps 32 bits of a seed, so the masks of a seed can be tried out."""
+    records = TensorDataset(torch.rand(20, 4), torch.arange(20) % 2)
+    of = Problem(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), F.cross_entropy, [records])
+
+    def same_masks(noise: Any) -> bool:
+        """Whether two rounds have the same masks if their seeds are the same."""
+        privacy = Privacy(epsilon=8, unit="record", trust="central", noise=noise)
+        engine = prepare(of, DPSGD(Clip(1.0)), Options(lr=0.1, rounds=2, privacy=privacy)).engine
+        with torch.random.fork_rng(devices=[]), monkeypatch.context() as patch:
+            for module in (loop_engine, random_streams):
+                patch.setattr(module, "derive_seed", lambda *_: 7)
+            return torch.equal(*(block.grads for k in range(2) for block in engine.blocks(of.x0, {}, k)))
+
+    assert not same_masks("secure")
+    of.model[0].p = 0.0
+    assert same_masks("secure"), "nothing but the masks differs"
 
 
 @pytest.mark.parametrize("seed", [None, 0])

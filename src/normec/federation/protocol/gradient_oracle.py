@@ -33,7 +33,7 @@ from ...problems.batch_form import Tree, part_of, size_of
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
 from ...sampling.batches import Batches, PoissonBatches
-from ...sampling.random_streams import coins_below, derive_seed, seed_generators
+from ...sampling.random_streams import coins_below, derive_seed, seed_generators, seed_in_secret
 from ...training.independence import refuse_coupled_clients
 from ...training.metrics import ROUNDING
 from .terms import PlanTerms, RecordTerms
@@ -138,9 +138,6 @@ class ProblemOracle(GradientOracle):
     ) -> tuple[Tensor, float]:
         self.check_records()
         problem = self._like(x)
-        # The dropout mask of a record depends on its position, and so on which records stand before it. With a seed
-        # that the server knows, leaving out one record would show in the masks of all later ones.
-        seed = secrets.randbits(63) if secret_coins else derive_seed(plan.seed, "model", index, round)
         rows = None
         if terms.batch_rate is not None and secret_coins:
             rows = _secret_batch(int(problem.records.sizes[0]), terms.batch_rate)
@@ -150,7 +147,12 @@ class ProblemOracle(GradientOracle):
         with torch.random.fork_rng(devices=[]):
             if x.dtype not in self._blocks:
                 self._blocks[x.dtype] = record_blocks(problem)
-            seed_generators(seed, x.device)
+            if secret_coins:
+                # The dropout mask of a record depends on its position, and so on which records stand before it. With
+                # masks that the server knows or can try out, leaving out one record would show in all later ones.
+                seed_in_secret(secrets.randbits(128), x.device)
+            else:
+                seed_generators(derive_seed(plan.seed, "model", index, round), x.device)
             uniforms = None
             if problem.augment is not None:
                 count = int(problem.records.sizes[0]) if rows is None else len(rows)
