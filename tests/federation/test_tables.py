@@ -120,8 +120,9 @@ def test_a_mistake_in_the_schema_writes_no_app(tmp_path: Path) -> None:
 
 
 def test_a_federation_on_one_machine_needs_a_readable_table_for_each_party(app: Path, tmp_path: Path) -> None:
-    good, bad = tmp_path / "good.csv", tmp_path / "bad.csv"
-    good.write_text("age,ill\n80,yes\n30,no\n")
+    good, other, bad = (tmp_path / f"{name}.csv" for name in ("good", "other", "bad"))
+    for table in (good, other):
+        table.write_text("age,ill\n80,yes\n30,no\n")
     bad.write_text("age,ill\n80,perhaps\n")
 
     def federation(*tables: Path, parties: int | None = None) -> Federation:
@@ -130,11 +131,15 @@ def test_a_federation_on_one_machine_needs_a_readable_table_for_each_party(app: 
     with pytest.raises(UsageError, match="read tables; name one for each of them"):
         federation()
     with pytest.raises(UsageError, match="once for each of 3 parties, got 2"):
-        federation(good, good, parties=3)
+        federation(good, other, parties=3)
     with pytest.raises(UsageError, match=r"bad\.csv, line 2, column 'ill': 'perhaps'"):
         federation(good, bad)
+    with pytest.raises(
+        UsageError, match=r"names .*good\.csv twice: two parties would send messages about every record"
+    ):
+        federation(good, other, tmp_path / "app" / ".." / "good.csv")
     assert not (tmp_path / "out").exists()
-    assert federation(good, good).config["parties"] == 2
+    assert federation(good, other).config["parties"] == 2
 
 
 def test_a_task_of_ones_own_needs_no_tables(app: Path, tmp_path: Path) -> None:

@@ -331,8 +331,14 @@ def _check_tables(app: Path, options: LocalOptions) -> None:
         return
     if len(options.tables) != options.count:
         raise UsageError(f"--table must be given once for each of {options.count} parties, got {len(options.tables)}")
-    schema = schema_of(app)
+    schema, known = schema_of(app), set[Path]()
     for table in options.tables:
+        if table.resolve() in known:
+            raise UsageError(
+                f"--table names {table} twice: two parties would send messages about every record, and each counts its "
+                "own alone; give each party a table of its own"
+            )
+        known.add(table.resolve())
         read_table(table, schema)
 
 
