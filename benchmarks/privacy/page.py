@@ -15,7 +15,7 @@ from .conditions import Conditions, Held, by_condition, leading_family, noise, p
 from .contenders import ALL, CONTENDERS, Family
 from .design import range_ends
 from .records import Record, cell_of, percent, read
-from .statistics import Comparison, compare, expected_best, rank
+from .statistics import LEVEL, Comparison, compare, expected_best, rank
 from .studies import STUDIES, Condition, Study, shown
 
 RECORDS = "records"  # the folder of the records and the picture, next to README.md
@@ -48,6 +48,22 @@ significantly worse" if its mean rank is within Nemenyi's critical difference.
     python -m benchmarks.privacy list                  # studies, what has run, and how long the rest takes
     python -m benchmarks.privacy run a9a-100/label/8   # a study, split, ε or method; continues after an interruption
     python -m benchmarks.privacy page                  # writes this page from the records
+"""
+READING = """## How to read and cite
+
+**±** in a table of a study is half of the {level:.0f} % confidence interval of a mean over test seeds, in points. All
+methods of a condition are tested with the same seeds, and the interval comes from their pooled variance after what a
+seed does to all of them has been taken out ([statistics.py](statistics.py)). So it is the same for all methods of a
+column, and it says how sure a mean is, not how much single runs differ. Where results stand beside published ones, ± is
+the standard deviation over the test seeds. Each study says with how many seeds it was tuned and tested.
+
+**One number** is identified by its study, split, ε and method. Its line in `{records}/STUDY.jsonl` has the seeds, the
+test result of each seed, the chosen setting, the validation result of every setting, the device and the versions;
+[results.csv]({records}/results.csv) has one row for each line.{example}
+
+**Citation.** Give the study, split, ε and method, the number of test seeds, and the version or commit of normec whose
+record it is. [CITATION.cff](../../CITATION.cff) has the citation of the software and of the paper on NormEC; the papers
+of other methods are named in the docstrings of their classes.
 """
 BY_CONDITION = """## By condition
 
@@ -122,12 +138,28 @@ def text(held: Held) -> str:
         picture=f"{RECORDS}/{PICTURE}",
         advice="\n".join([*advice(conditions), *_verdicts(conditions, compared)]) or "Not run.",
     )
-    parts = [start, *_question(conditions, compared), *_conditions(conditions, compared, BY_CONDITION)]
+    parts = [start, _reading(conditions, compared)]
+    parts += [*_question(conditions, compared), *_conditions(conditions, compared, BY_CONDITION)]
     parts += [*_ranks(conditions), *_conditions(plain, compared, WITHOUT_NOISE), *_published(held), *_pfl(held)]
     parts += [*_costs(held), *_tuning(held), PROTOCOL]
     for name, study in STUDIES.items():
         parts += _study(study, held[name])
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _reading(conditions: Conditions, compared: Mapping[Condition, Comparison]) -> str:
+    """How to read and cite a number, with the best one of the first condition as an example."""
+    example = ""
+    one = next(iter(conditions), None)
+    if one is not None:
+        name = compared[one].best
+        record, value = conditions[one][name], _value(compared[one], name, STUDIES[one.study]).strip("*")
+        example = (
+            f" For example,\n{value} is the test {_measure(STUDIES[one.study])} of {name} in {one}, the mean of "
+            f"{len(record['accuracies'])} seeds. This command measures it again:\n\n"
+            f'    python -m benchmarks.privacy run "{one.study}/{cell_of(record).key}" --out FOLDER'
+        )
+    return READING.format(level=100 * (1 - LEVEL), records=RECORDS, example=example)
 
 
 def common(conditions: Conditions) -> list[str]:
@@ -400,15 +432,19 @@ def _step_at_an_end(record: Record) -> str | None:
 
 
 def _study(study: Study, records: Sequence[Record]) -> list[str]:
-    what = MEASURES.get(study.budget.by, "accuracy")
     budget = study.budget
     tried, seeds = _counted(budget.trials, "setting"), _counted(len(budget.tuning_seeds), "seed")
-    line = f"{study.shows[0].upper()}{study.shows[1:]}; test {what}."
+    line = f"{study.shows[0].upper()}{study.shows[1:]}; test {_measure(study)}."
     line += f" {tried} per method, {seeds} each; tested with {len(budget.test_seeds)} seeds."
     line += "".join(f" {note}." for note in study.notes)
     if not records:
         return [f"## {study.name}", "", line, "", "Not run.", ""]
     return [f"## {study.name}", "", f"{line} {_start(records)}{_ran(records)}", "", *_grids(study, records)]
+
+
+def _measure(study: Study) -> str:
+    """What the test values of a study are."""
+    return MEASURES.get(study.budget.by, "accuracy")
 
 
 def _counted(count: int, thing: str) -> str:

@@ -42,6 +42,8 @@ FLAGS = {
     "federation local": {
         *("--app", "--parties", "--set", "--rounds", "--seed", "--private", "--no-privacy", "--policy"),
         *("--flower-nodes", "--out", "--json", "--quiet"),
+        *("--method", "--alpha", "--beta", "--tau", "--server-norm", "--no-server-norm", "--local-steps", "--local-lr"),
+        *("--epsilon", "--delta", "--unit", "--relation", "--trust", "--noise-schedule", "--lr", "--batch-size"),
     },
 }
 
@@ -57,6 +59,13 @@ def offered(*words: str) -> list[str]:
 def test_flags_stay(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command.split(), "--help"]) == 0
     assert FLAGS[command] <= set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+
+
+def test_a_federation_has_no_flag_for_a_setting_that_it_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["federation", "local", "--help"]) == 0
+    shown = set(re.findall(r"--[\w-]+", capsys.readouterr().out))
+    others = {word for one in SETTINGS.values() if not one.federated for word in one.flag_name.split("/") if word}
+    assert shown & others == {"--data"}  # the command's own: the example
 
 
 def test_the_help_shows_flags_in_groups(capsys: pytest.CaptureFixture[str]) -> None:

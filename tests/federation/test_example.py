@@ -47,6 +47,8 @@ def test_given_settings_win(tmp_path: Path) -> None:
     assert (other.summed, other.least, other.run.epsilon, other.run.method) == (False, 4, 3.0, "dpsgd-clip")
     normed = federation(tmp_path / "b", method="normec").settings.run
     assert (normed.alpha, normed.beta, normed.rounds) == (1.0, 0.3, 10)
+    whole = federation(tmp_path / "e", unit="client", method="clip21").settings.run
+    assert (whole.method, whole.alpha, whole.tau) == ("clip21", None, None)
     noise = federation(tmp_path / "c", sigma=2.0).settings.run
     assert (noise.sigma, noise.epsilon) == (2.0, None)
     masked = federation(tmp_path / "d", private=False, secure_sum=True, **dict.fromkeys(WITHOUT, "")).settings

@@ -98,6 +98,18 @@ def test_a_divisor_that_is_not_the_number_of_records(tmp_path: Path) -> None:
     np.testing.assert_allclose(x.numpy(), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("batches", [{}, {"batch_rate": 0.4}])
+def test_a_delta_that_is_large_for_all_records_is_noted(batches: dict[str, float], tmp_path: Path) -> None:
+    for delta, noted in ((1 / sum(SIZES), True), (0.9 / sum(SIZES), False)):
+        privacy = by_record(delta=delta, sigma=0.8)
+        federation = Hospitals(
+            tmp_path / str(delta), METHODS["dpsgd"][0], 2, privacy, records=SIZES, plan_changes=batches
+        )
+        assert federation.server.mechanism is not None
+        notes = federation.server.mechanism.release.notes
+        assert any(f"is not below 1/{sum(SIZES)} records" in note for note in notes) is noted
+
+
 @pytest.mark.slow
 def test_batches_by_coins_of_a_simulation(tmp_path: Path) -> None:
     method, by_hand = METHODS["normec"]

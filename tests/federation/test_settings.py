@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,32 @@ def test_a_method_in_a_file_of_the_app(tmp_path: Path) -> None:
         federation(method_settings="taus=1")
     with pytest.raises(UsageError, match="there is no file"):
         federation(method="my_methods.py:Clip21SGDM")
+
+
+@pytest.mark.parametrize("method", ["dpsgd-clip", "clip21", "dpsgd-norm", "fedavg"])
+def test_another_method_than_the_apps_has_its_usual_settings(method: str, tmp_path: Path) -> None:
+    """The template has an alpha, and this app a server_norm and a step size, all for its own method."""
+    write_app(tmp_path / "app")
+    file = tmp_path / "app" / "pyproject.toml"
+    text = file.read_text().replace('\nlr = ""', "\nlr = 0.7").replace('\nserver_norm = ""', "\nserver_norm = false")
+    file.write_text(text)
+
+    def run(**config: Any) -> RunConfig:
+        return Federation(LocalOptions(tmp_path / "app", tmp_path / "out", 2, config)).settings.run
+
+    assert run(method=method) == read({**_settings_but_method(file), "method": method}).run
+    given = run(method=method, lr=0.3)
+    assert (given.alpha, given.lr, given.rounds) == (None, 0.3, 30)
+    for same in ({}, {"method": "normec"}):
+        kept = run(**same)
+        assert (kept.method, kept.alpha, kept.server_norm, kept.lr) == ("normec", 0.01, False, 0.7)
+
+
+def _settings_but_method(file: Path) -> dict[str, Any]:
+    """The settings of an app for two parties, without those that are for its method."""
+    others = ("alpha", "server_norm", "lr", "method")
+    given = {name: value for name, value in app_config(file.parent).items() if name not in others}
+    return {**given, "parties": 2, "out": str(file.parents[1] / "out")}
 
 
 def test_other_commands_do_not_load_flower() -> None:

@@ -23,6 +23,7 @@ from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared.engine import SharedEngine
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import PoissonBatches
+from normec.training import independence
 
 FEATURES, CLASSES = 5, 3
 CLIENT = Privacy(epsilon=8, trust="secure-sum")
@@ -319,6 +320,37 @@ def test_the_check_leaves_the_problem_and_the_generators_as_they_were() -> None:
         train(of, NormEC(0.1, 0.1), lr=0.1, rounds=3, privacy=CLIENT)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not of.model.mean.any()  # type: ignore[union-attr, operator]
+
+
+class OutOfMemory(nn.Linear):
+    """Stands for a large model on a GPU, which cannot take all records of a client at once in float64."""
+
+    def forward(self, batch: Tensor) -> Tensor:
+        if batch.dtype == torch.float64 and len(batch) > 8:
+            raise torch.OutOfMemoryError
+        return super().forward(batch)
+
+
+class FixedBatch(nn.Linear):
+    def forward(self, batch: Tensor) -> Tensor:
+        if len(batch) != 20:
+            raise ValueError("it takes 20 records")
+        return super().forward(batch)
+
+
+@pytest.mark.parametrize("model", [OutOfMemory, FixedBatch])
+def test_a_few_records_show_whether_a_model_runs_in_float64(model: type[nn.Linear]) -> None:
+    of = Problem(model(FEATURES, CLASSES), F.cross_entropy, parts([20]))
+    assert independence._precise(of).x0.dtype == torch.float64
+
+
+def test_a_model_that_does_not_run_in_float64_is_compared_as_it_is() -> None:
+    class Single(nn.Linear):
+        def forward(self, batch: Tensor) -> Tensor:
+            return super().forward(batch.float())
+
+    of = Problem(Single(FEATURES, CLASSES), F.cross_entropy, parts([20]))
+    assert independence._precise(of) is of
 
 
 def test_an_engine_of_the_caller_s_own_is_noted() -> None:

@@ -321,9 +321,21 @@ def test_the_grid_costs_records_a_little_and_says_so() -> None:
     assert release(NORMEC, but(GIVEN, noise="secure"), TEN).surcharge == 0
 
 
-def test_a_large_delta_is_noted() -> None:
-    notes = release(NORMEC, Privacy(epsilon=8, delta=0.1, trust="local"), TEN).notes
-    assert any("1/10 clients" in note for note in notes)
+@pytest.mark.parametrize(
+    ("unit", "all_records", "delta", "said"),
+    [
+        ("client", None, 0.1, "1/10 clients: publishing one client"),
+        ("client", 50.0, 0.05, None),  # which numbers of records protected clients hold is no matter
+        ("record", 50.0, 0.02, "1/50 records: publishing one record"),
+        ("record", 50.0, 0.019, None),
+        ("record", None, 0.9, None),
+    ],
+)
+def test_a_large_delta_is_noted(unit: str, all_records: float | None, delta: float, said: str | None) -> None:
+    privacy = Privacy(epsilon=8, delta=delta, trust="local", unit=unit)
+    notes = [note for note in release(NORMEC, privacy, but(TEN, all_records=all_records)).notes if "not below" in note]
+    assert len(notes) == (said is not None)
+    assert said is None or said in notes[0]
 
 
 @given(st.floats(0.1, 50), st.floats(1.0, 3), st.integers(1, 400), st.integers(1, 50), st.floats(0.2, 5))

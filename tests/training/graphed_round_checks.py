@@ -88,7 +88,8 @@ def compare(name: str, device: str, kind: str = "linear") -> None:
     method, options = CASES[name]
     plain, closed = rounds(kind, method, device, options), rounds(kind, method, device, options)
     plain.graphed.able = False
-    closed.graphed.able = name in ABLE  # as it is on a GPU
+    assert closed.graphed.suited == (name in ABLE)
+    closed.graphed.able = closed.graphed.suited  # as it is on a GPU
     count = 0
     run = closed.graphed.run
 

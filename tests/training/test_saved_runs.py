@@ -25,6 +25,7 @@ from normec.report import page
 from normec.report.run_view import read_run
 from normec.settings import make
 from normec.storage.history import History, in_a_line
+from normec.training.prediction import predicted
 
 
 def net() -> nn.Module:
@@ -261,6 +262,43 @@ def test_predictions_that_are_impossible_are_refused(tmp_path: Path) -> None:
     bowl = n.Problem.from_functions([lambda x: (x**2).sum()], torch.ones(2))
     with pytest.raises(n.UsageError, match="plain functions"):
         n.train(bowl, n.GD(), lr=0.1, rounds=1).predict(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "says"),
+    [
+        (torch.ones(5, 3), r"float32 of shape \[5, 3\], and the model cannot take them: its layer 0, .*in_features=4"),
+        (torch.ones(5, 4).long(), r"int64 of shape \[5, 4\]"),
+        ({"wrong": torch.ones(5, 4)}, r"a dict of 'wrong'"),
+    ],
+)
+def test_inputs_that_do_not_fit_the_model_are_refused_in_one_line(inputs: Any, says: str) -> None:
+    run = trained()
+    with pytest.raises(n.UsageError, match=says) as refused:
+        run.predict(inputs)
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).endswith("give inputs with the columns and the type of the training records")
+    assert run.predict(torch.ones(5, 4)).shape == (5, 3)  # what watched the layers is gone
+
+
+class Forgetful(nn.Module):
+    """A model that fails on more than one input, which is no matter of their shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if len(inputs) > 1:
+            raise RuntimeError("out of memory")
+        found: torch.Tensor = self.inner(inputs)
+        return found
+
+
+def test_a_failure_that_is_not_of_the_inputs_is_the_models_own() -> None:
+    with pytest.raises(RuntimeError, match=r"^out of memory$"):
+        predicted(Forgetful(), torch.ones(5, 4), None, batch_size=5)
+    assert predicted(Forgetful(), torch.ones(5, 4), None, batch_size=1).shape == (5, 3)
 
 
 def test_a_damaged_model_is_refused(tmp_path: Path) -> None:

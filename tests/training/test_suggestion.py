@@ -90,6 +90,30 @@ def test_the_distance_is_the_best_compromise(noise: float) -> None:
     assert rule.distance(650, noise, rule.REACH) == pytest.approx(lengths[left.argmin()], rel=1e-3, abs=1e-3)
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 1, 3, 8, 100])
+@pytest.mark.parametrize("width", [4, 64])
+def test_the_path_of_a_network_is_as_long_as_reach_and_noise_allow(epsilon: float, width: int) -> None:
+    """(D/D∞)² + (ρD/c)² = 1, with the noise of the sum as it is added: σ√(dT)/n times the step size."""
+    sizes = (10 * width, width, 3 * width, 3)
+    facts = PublicFacts(4, sum(sizes), sizes, records=(50,) * 4)
+    found = suggest(facts, privacy=Privacy(epsilon=epsilon, unit="record", trust="central"), rounds=80)
+    lr, deviation = found.values["lr"], 1 / gaussian_mu(epsilon, 1e-5) * math.sqrt(80) / (4 * 50)
+    noise = lr * deviation * math.sqrt(facts.dimension * 80)
+    assert (lr * 80 / rule.REACH_NETWORK) ** 2 + (noise / rule.NETWORK_NOISE) ** 2 == pytest.approx(1, rel=0.1)
+
+
+def test_layers_count_where_records_are_clipped_and_nowhere_else() -> None:
+    one, several = ((640, 10), (320, 10, 310, 10))
+    by_record = Privacy(epsilon=8, unit="record", trust="local")
+    by_client = Privacy(epsilon=8, trust="local")
+    for privacy, differ in ((by_record, True), (by_client, False)):
+        found = [
+            suggest(PublicFacts(3, 650, sizes, records=(100,) * 3), "dpsgd-clip", privacy=privacy).values
+            for sizes in (one, several)
+        ]
+        assert (found[0] != found[1]) is differ
+
+
 @pytest.mark.parametrize("rounds", [60, 200])
 def test_the_noise_in_the_estimate_is_the_stated_one(rounds: int) -> None:
     """The noise of ĝ alone, as the server adds it up."""

@@ -48,10 +48,7 @@ def init(
     return 0
 
 
-OF_THE_APP = ("rounds", "private", "epsilon", "delta", "unit", "trust")
-
-
-@o.command(app, "local", only=(*OF_THE_APP, "seed"), defaults=dict.fromkeys(OF_THE_APP, "that of the app or example"))
+@o.command(app, "local", federated=True, defaults="that of the app or example")
 def local(
     app_: Annotated[
         Path | None, typer.Option("--app", help="A folder made by `init` (default: an example).", show_default=False)
@@ -92,8 +89,9 @@ def local(
 ) -> int:
     """Run a whole federation on this machine: a SuperLink and one process per party, with TLS.
 
-    Without options, four hospitals train a model whose secure sums protect every patient with ε = 1. No process is left
-    running. The run has a folder like any other; the same command continues after a stop.
+    Without options, four hospitals train a model whose secure sums protect every patient with ε = 1. Another method
+    than that of the app or example runs with its usual settings. No process is left running. The run has a folder like
+    any other; the same command continues after a stop.
     """
     require_flower()
     from ..experiments.build import PRIVATE_SETTINGS

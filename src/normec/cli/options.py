@@ -66,7 +66,8 @@ def command(
     name: str,
     only: Collection[str] | None = None,
     without: Collection[str] = (),
-    defaults: Mapping[str, str] | None = None,
+    defaults: Mapping[str, str] | str | None = None,
+    federated: bool = False,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Register a command whose last parameter, ``**flags``, receives the settings that have flags.
 
@@ -77,18 +78,20 @@ def command(
         name: The command's name.
         only: The settings that get flags (default: all that have one).
         without: Settings to leave out.
-        defaults: What the help says of the default of a setting, where the command has another one than a run.
+        defaults: What the help says of the default of a setting, where the command has another one than a run; one text
+            for all settings, or one for each.
+        federated: Leave out the settings that a federation does not have.
     """
 
     class WithSettings(_WithSettings):
         @staticmethod
         def takes(setting: Setting) -> bool:
-            wanted = only is None or setting.name in only
+            wanted = (only is None or setting.name in only) and (setting.federated or not federated)
             return bool(setting.flag) and wanted and setting.name not in without
 
         @staticmethod
         def help_of(setting: Setting) -> str:
-            known = (defaults or {}).get(setting.name)
+            known = defaults if isinstance(defaults, str) else (defaults or {}).get(setting.name)
             return setting.help if known is None else f"{setting.description} (default: {known})."
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -37,6 +37,7 @@ def suggest(config: o.ConfigFile = None, set_: o.Set = None, as_json: o.Json = F
     show(rows, ("setting", ">value", "reason"), title, wrapped=True)
     print(found.outlook)
     facts = found.facts
+    model = f"{facts.dimension} parameters in {len(facts.tensor_sizes)} tensors"
     records = f", {sum(facts.records)} records" if facts.records is not None else ""
-    print(f"Only these public sizes were used: {facts.clients} clients, {facts.dimension} parameters{records}.")
+    print(f"Only these public sizes were used: {facts.clients} clients, {model}{records}.")
     print(f"To train: {line}")

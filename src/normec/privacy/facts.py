@@ -103,6 +103,7 @@ class Setting:
         batch: Which records of a client are part of its batch.
         records: The fixed, public number by which a client divides its sum of clipped records: one for all clients
             (where they differ, the smallest), or one for each.
+        all_records: The public number of the records of all clients together; None if it is not known.
         dimension: The dimension of a message.
         parameters: The number of the model's parameters, if a message has another dimension.
         buffers: Whether the model shares statistics of the data without noise (BatchNorm).
@@ -133,6 +134,7 @@ class Setting:
     sampling: Sampling = FULL
     batch: Sampling = FULL
     records: float | tuple[float, ...] | None = None
+    all_records: float | None = None
     dimension: int | None = None
     parameters: int | None = None
     buffers: bool = False

@@ -394,10 +394,11 @@ def _notes(
 ) -> tuple[str, ...]:
     """Remarks for reports of ε."""
     notes = []
-    if privacy.unit == "client" and privacy.delta >= 1 / setting.clients:
+    protected = setting.clients if privacy.unit == "client" else setting.all_records
+    if protected is not None and privacy.delta >= 1 / protected:
         notes.append(
-            f"delta = {privacy.delta:g} is not below 1/{setting.clients} clients: publishing one client at random"
-            " would meet it; choose a smaller delta"
+            f"delta = {privacy.delta:g} is not below 1/{protected:.0f} {privacy.unit}s: publishing one {privacy.unit}"
+            " at random would meet it; choose a smaller delta"
         )
     sampling = setting.sampling if privacy.unit == "client" else setting.batch
     if sampling.rate < 1 and not sampling.claims:

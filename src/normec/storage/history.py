@@ -40,6 +40,10 @@ class History:
     list of a column that the run does not measure is empty, and a misspelt one is refused; ``history.columns`` names
     those that it has.
 
+    In a private run, ``epsilon`` of row k covers the releases of the rounds 0 to k. It includes the release of round k,
+    which is paid for before the row is written and which x^k does not depend on yet. The last row describes the final
+    model and counts every release of the run.
+
     Args:
         path: The JSON-lines file of the rows; None keeps them in memory.
         private: Whether only the owner can read the file.

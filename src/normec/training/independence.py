@@ -149,13 +149,18 @@ def _served(steps: Steps) -> Tensor:
 
 
 def _precise(problem: Objective) -> Objective:
-    """Return the problem in float64, where the varying order of a GPU's sums has a negligible effect."""
-    try:
+    """Return the problem in float64, where the varying order of a GPU's sums has a negligible effect.
+
+    A few records show whether the model can run in float64; all of a client's records may need too much memory.
+    """
+    with suppress(Exception):  # it cannot
         precise = problem.to(problem.x0.device, torch.float64)
+        with suppress(Exception):  # the model may need batches of a fixed size
+            _gradient(_pair(precise, 0, 0, _RECORDS), 0, 0, None)
+            return precise
         _gradient(precise, 0, 0, None)
-    except Exception:  # the model cannot run in float64
-        return problem
-    return precise
+        return precise
+    return problem
 
 
 def _triples(clients: int) -> list[tuple[int, int, int]]:

@@ -156,7 +156,8 @@ class Run:
             The outputs for all inputs, on the host and without gradients.
 
         Raises:
-            UsageError: The problem consists of plain functions, or the inputs are not tensors of one length.
+            UsageError: The problem consists of plain functions, or the inputs are not tensors of one length that fit
+                the model.
         """
         if self.model is None:
             raise UsageError("a problem of plain functions has no model to predict with")

@@ -92,6 +92,7 @@ def mechanism_of(
         sampling=clients,
         batch=Sampling(plan.batch_rate, amplify=drawn) if plan.batch_rate is not None else FULL,
         records=records,
+        all_records=float(problem.sizes.sum()) if privacy.unit == "record" and problem.sizes is not None else None,
         dimension=method.message_length(len(problem.x0)),
         parameters=len(problem.x0),
         buffers=problem.statistics,

@@ -18,6 +18,14 @@ R = r√d: each parameter moves by about r. The step size is D/T, divided by the
 With normalised steps, r = 1 + 1/(1 + (ρ/0.05)²): a model that little noise disturbs can go further, and where classes
 are nearly separable, the best one is far away.
 
+**Several layers, records clipped one by one.** PyTorch draws the first weights of a layer so that those of one unit
+have the same norm, however many inputs it has. So the model starts at a distance from 0 that grows with its units, not
+with its parameters; training moves a wide model about as far as a narrow one; and what noise does to the outputs
+depends on the norm ρD of all noise, not on the noise of one parameter. Let D∞ be the length of the path without noise,
+and c the largest norm of the noise. With (D/D∞)² + (ρD/c)² = 1,
+
+    D = D∞ / √(1 + (ρD∞/c)²).
+
 **Normalised steps** (server_norm) have the length lr whatever the noise. With forgetting λ = κ/T, ĝ has noise of the
 norm ρ√(κ/2) relative to its signal, so the signal's part of a step is 1/√(1 + κρ²/2), and D is longer by this factor.
 
@@ -31,7 +39,7 @@ hold little anyway, and follow the gradients better if they forget more often. S
 from one value to another as the share ρ²/(ρ² + 0.2²) goes from 0 to 1.
 
 r, w, κ and the norm of the noise in ĝ are fitted to runs on digits, a9a, w8a, phishing, mushrooms, breast_cancer and
-wine.
+wine; D∞ and c to networks with one hidden layer on digits, breast_cancer, wine and a table of made-up patients.
 `python -m benchmarks.suggest` compares the result with tuned runs (docs/results/suggested-settings.md).
 """
 
@@ -58,6 +66,8 @@ LITTLE = 0.05  # ρ at which half of this difference is left
 REACH = 2.0  # r of the others: the mean of messages of norm 1 is shorter than 1, because clients disagree
 REACH_RECORDS = 4.0  # r where records are clipped one by one, whose mean is still shorter
 NOISE_WEIGHT = 2.0  # w
+REACH_NETWORK = 400.0  # D∞
+NETWORK_NOISE = 15.0  # c
 FORGETTINGS = {"normec": (2.0, 10.0), "clip21": (10.0, 10.0)}  # κ, with little noise and with much
 ESTIMATE_NOISE = {"normec": (0.0067, 0.05), "clip21": (0.05, 0.05)}  # the norm of the noise in ĝ, likewise
 LONGEST_MEMORY = {"normec": 1.0, "clip21": 0.25}
@@ -74,7 +84,8 @@ class PublicFacts:
     Args:
         clients: The number of clients.
         dimension: The number of the model's parameters.
-        tensor_sizes: The number of parameters in each of the model's tensors (default: one tensor).
+        tensor_sizes: The number of parameters in each of the model's tensors (default: one tensor). More than two
+            tensors, which are the weights and the bias of one layer, mean several layers.
         records: How many records each client holds, where records are protected and their numbers are public; None
             otherwise.
 
@@ -109,6 +120,11 @@ class PublicFacts:
             at_least(1, records=count)
         if len(self.records) != self.clients:
             raise UsageError(f"records must have one number for each of the {self.clients} clients")
+
+    @property
+    def layered(self) -> bool:
+        """Whether the model has several layers: more tensors than the weights and the bias of one."""
+        return len(self.tensor_sizes) > 2
 
 
 @dataclass(frozen=True)
@@ -221,9 +237,9 @@ def suggest(
 ) -> Suggestion:
     """Suggest the settings of a run: step size, β or τ, forgetting and rounds, with the reason for each.
 
-    The suggestion depends only on public sizes: the numbers of clients and parameters, and the privacy statement; where
-    records are protected, also on how many records each client holds. No record is read, so that following the
-    suggestion costs no privacy. Tuning on the protected data would.
+    The suggestion depends only on public sizes: the number of clients, the sizes of the model's tensors, and the
+    privacy statement; where records are protected, also on how many records each client holds. No record is read, so
+    that following the suggestion costs no privacy. Tuning on the protected data would.
 
     Every client takes part in every round with all of its records. At a given ε, sampling clients takes about as
     much from the signal as from the noise, and small batches add noise of their own; both only save computation.
@@ -353,6 +369,19 @@ def distance(dimension: int, noise: float, reach: float, forgettings: float = 0.
     return length * math.sqrt(1 + forgettings * noise**2 / 2)
 
 
+def network_distance(noise: float) -> float:
+    """The length D of all steps together, for a model of several layers whose records are clipped.
+
+    Args:
+        noise: ρ.
+
+    Example:
+        >>> round(network_distance(0.0)), round(network_distance(0.1))
+        (400, 140)
+    """
+    return REACH_NETWORK / math.hypot(1, noise * REACH_NETWORK / NETWORK_NOISE)
+
+
 def between(ends: tuple[float, float], noise: float) -> float:
     """A constant of the rule that goes from the first value to the second as the noise ρ grows."""
     share = noise**2 / (noise**2 + SMALL**2)
@@ -400,12 +429,16 @@ def _settings(
             reason = "Records are clipped already, so that their mean is never clipped."
             reach = furthest = REACH_RECORDS
         yield SuggestedSetting("tau", direction, reason)
-    length, free = distance(facts.dimension, noise, reach, forgettings), distance(facts.dimension, 0.0, furthest)
-    reason = f"All steps together are {length:.2g} long, which suits a model of {facts.dimension} parameters."
+    layered = facts.layered and privacy.record_bound is not None
+    if layered:
+        length, free = network_distance(noise), REACH_NETWORK
+    else:
+        length, free = distance(facts.dimension, noise, reach, forgettings), distance(facts.dimension, 0.0, furthest)
+    suits = "several layers" if layered else f"{facts.dimension} parameters"
+    steps = f"All steps together are {_rounded(length):g} long"
+    reason = f"{steps}, which suits a model of {suits}."
     if length < 0.9 * free:
-        reason = (
-            f"All steps together are {length:.2g} long. Without noise it would be {free:.2g}, but noise adds up too."
-        )
+        reason = f"{steps}. Without noise it would be {_rounded(free):g}, but noise adds up too."
     yield SuggestedSetting("lr", _rounded(length / rounds / direction), reason)
 
 

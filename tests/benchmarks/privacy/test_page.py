@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from matplotlib import image
 
-from benchmarks.privacy import page, picture, records
+from benchmarks.privacy import page, picture, records, studies
 from benchmarks.privacy.conditions import by_condition, noise
 from benchmarks.privacy.contenders import CONTENDERS
 from benchmarks.privacy.records import Record
@@ -65,6 +66,22 @@ def test_a_value_is_bold_only_if_all_others_are_surely_worse(tmp_path: Path) -> 
     assert f"| 81.0 | 31.0 | 31.0 | **91.0** | NormEC | 0 of {len(others) + 1} |" in text
     assert "| 76.3 | – | – | 80.0 | NormEC | 1 of 1 |" in text
     assert text.count("Not run.") == len(STUDIES) - 1
+
+
+def test_the_example_of_a_citation_is_a_number_of_the_page(tmp_path: Path) -> None:
+    held = [
+        made("a9a-100", "NormEC", 4.0, "label", [0.80, 0.90, 0.70]),
+        made("a9a-100", "DP-SGD, norm", 4.0, "label", [0.79, 0.70, 0.80]),
+    ]
+    text = written(tmp_path, held)
+    reading = text[text.index("## How to read and cite") : text.index("## By condition")]
+    shown = re.search(
+        r"For example,\n(80\.0 ± \d+\.\d) is the test accuracy of NormEC in a9a-100, label, ε = 4", reading
+    )
+    assert shown is not None
+    assert f"| NormEC | not run | not run | {shown[1]} |" in text
+    (named,) = re.findall(r'run "(.*)" --out', reading)
+    assert studies.chosen([named]) == {"a9a-100": [records.cell_of(held[0])]}
 
 
 def test_advice_names_the_best_and_who_is_close(tmp_path: Path) -> None:

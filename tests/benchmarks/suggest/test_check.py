@@ -11,12 +11,13 @@ import pytest
 from benchmarks.privacy.tuning import TuningBudget
 from benchmarks.suggest import check
 from benchmarks.suggest.commands import PAGE, RECORDS
-from benchmarks.suggest.conditions import BUDGET, CONDITIONS, Condition
+from benchmarks.suggest.conditions import BUDGET, CONDITIONS, PATIENTS, Condition
 from benchmarks.suggest.page import page, table
 from normec.experiments.suggestions import suggested
 from normec.settings import make
 
-EMBEDDED = ("digits", "breast_cancer", "wine", "heart-disease")
+TUTORIAL = PAGE.parents[1] / "tutorials" / "table.md"
+EMBEDDED = ("digits", "breast_cancer", "wine", "heart-disease", str(PATIENTS / "patients.csv"))
 SMALL = TuningBudget(4, (0,), BUDGET.test_seeds, rounds=(100,))
 
 
@@ -58,6 +59,13 @@ def test_the_records_are_those_of_the_rule(key: str) -> None:
     found = suggested(make({**condition.shared, "method": condition.contender.method}))
     held = next(one for one in check.read(RECORDS) if check.key_of(one) == key)
     assert held["suggested_settings"] == found.values
+
+
+def test_the_table_of_patients_is_that_of_the_tutorial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(TUTORIAL.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0], {})
+    for name in ("patients.csv", "patients.toml"):
+        assert (tmp_path / name).read_text() == (PATIENTS / name).read_text()
 
 
 @pytest.mark.slow

@@ -89,3 +89,13 @@ def test_a_configuration_is_refused_before_any_data_are_read() -> None:
 
 def test_a_declaration_changes_no_run_s_name() -> None:
     assert make({"public_sizes": True}).digest() == make({}).digest()
+
+
+@pytest.mark.parametrize("batches", [{}, {"batch_size": 4}, {"batch_rate": 0.5}])
+def test_a_delta_that_is_large_for_all_records_is_noted(batches: dict[str, Any]) -> None:
+    """The number is that of the records that the clients hold, however many of them are in a batch."""
+    for delta, noted in ((1 / 24, True), (0.9 / 24, False)):
+        privacy = Privacy(epsilon=8, delta=delta, unit="record", trust="central")
+        run = train(problem(8, 16), DPSGD(Clip(1.0)), lr=0.1, rounds=2, privacy=privacy, **batches)
+        assert run.privacy is not None
+        assert any("is not below 1/24 records" in note for note in run.privacy.notes) is noted

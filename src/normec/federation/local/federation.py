@@ -25,7 +25,7 @@ from ...errors import Interrupted, UsageError
 from ...experiments import build, methods, runs
 from ...report import page
 from ...report.run_view import STATEMENTS, is_run
-from ...settings.config import RunConfig
+from ...settings.config import RunConfig, in_groups
 from ...settings.validation import load
 from ...storage.history import History
 from ...system.files import private_folder, read_if_present, read_toml, write_atomic
@@ -49,6 +49,8 @@ ATTEMPTS = 3
 DEFAULT_PARTIES = 5
 _DIMENSION = 2**20  # of a model; the class of a method does not depend on it
 SUMMARY = "summary.json"
+# Settings that are chosen for one method and fit no other.
+OF_A_METHOD = (*(name for name in in_groups("method", "local") if name != "method"), "lr")
 EXAMPLE_SECONDS = {"round_seconds": 60.0, "wait_seconds": 600.0}  # all parties are on this machine
 SCRIPTS = Path(sys.executable).parent
 
@@ -112,8 +114,9 @@ class Federation:
             write_app(self.app, task=heart_disease.TASK if options.example else None)
         _check_tables(self.app, options)
         usual = {**heart_disease.settings(options.config), **EXAMPLE_SECONDS} if options.example else {}
-        self.config = {**usual, **options.config, "out": str(self.out), "parties": options.count}
-        self.settings = read({**app_config(self.app), **self.config})
+        own, given = app_config(self.app), {**usual, **options.config}
+        self.config = {**_taken_back(own, given), **given, "out": str(self.out), "parties": options.count}
+        self.settings = read({**own, **self.config})
         build.statement(self.settings.run, self.settings.run.record_clip)  # a mistake shows before anything is started
         if self.settings.summed and options.flower_nodes:
             raise UsageError(
@@ -408,6 +411,13 @@ def app_config(app: Path) -> dict[str, Any]:
         raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
     found: dict[str, Any] = table.get("config", {})
     return found
+
+
+def _taken_back(app: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
+    """The app's settings that belong to its method, made empty, if another method is given."""
+    if given.get("method", "") in ("", app.get("method")):
+        return {}
+    return {name: "" for name in OF_A_METHOD if app.get(name, "") != ""}
 
 
 def agreeing(settings: Settings, method: str | None = None) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def settings(given: Mapping[str, Any]) -> dict[str, Any]:
     usual = usual_settings({"data": NAME, "private": private, **known})
     found = {**_PATIENT_LEVEL, **usual} if private else usual
     if private and known["unit"] == "record":
-        found = {"record_clip": "auto", "alpha": "", **found}  # the template has an alpha, for another method
+        found = {"record_clip": "auto", **found}
     if "sigma" in known:
         found["epsilon"] = ""
     sizes = ",".join(str(int(number)) for number in torch.bincount(_owners(data_sets.load(NAME).groups)))

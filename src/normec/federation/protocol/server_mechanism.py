@@ -82,6 +82,7 @@ def mechanism_of(
         sampling=drawn,
         batch=Sampling(plan.batch_rate) if plan.batch_rate is not None else FULL,
         records=divisors or None,
+        all_records=sum(divisors) / (plan.batch_rate or 1.0) if divisors else None,
         dimension=method.message_length(dimension),
         parameters=dimension,
         local_steps=plan.local is not None,
