@@ -155,6 +155,15 @@ def test_one_party_cannot_end_a_run_of_a_method_without_a_bound() -> None:
     server.close()
 
 
+@pytest.mark.parametrize("spec", ['{"alpha": {"method": []}}', '{"alpha": {"operator": {"method": {}}}}'])
+def test_a_request_in_place_of_an_answer_does_not_end_the_run(spec: str) -> None:
+    server = coordinator(5.0, dimension=4)
+    asked = {**to_fields(server.requests()["a"]), "method.spec": spec}
+    assert server.receive("a", asked) == "dropped"
+    assert server.receive("a", reply(server, np.zeros(4))) == "taken"
+    server.close()
+
+
 def test_answers_to_rounds_that_have_not_begun_are_dropped() -> None:
     server = coordinator(0.0, dimension=4)
     assert server.receive("a", reply(server, np.zeros(4), round=1)) == "dropped"

@@ -178,6 +178,8 @@ BAD_SPECS: dict[str, str] = {
     "a deep setting": '{"alpha": ' + "[" * 500 + "]" * 500 + "}",
     "a table in a table in a table": '{"alpha": {"operator": {"operator": {"operator": "Clip"}}}}',
     "a method in a file": '{"method": {"method": "my_method.py:Clip21SGDM"}}',
+    "a list as a method": '{"alpha": {"method": []}}',
+    "a table as a method": '{"alpha": {"operator": {"method": {}}}}',
     "NaN": '{"alpha": NaN, "beta": 0.1}',
     "infinity": '{"alpha": Infinity, "beta": 0.1}',
     "an overflow": '{"alpha": 1e999, "beta": 0.1}',

@@ -113,7 +113,8 @@ def _plain(value: Any, depth: int = 0) -> bool:
     if depth and isinstance(value, list):
         return all(_plain(one) for one in value)
     if depth and isinstance(value, dict):
-        known = value.get("method", "normec") in registry.BUILT_IN
+        named = value.get("method", "normec")
+        known = isinstance(named, str) and named in registry.BUILT_IN
         return known and all(len(name) <= 64 and _plain(one, depth - 1) for name, one in value.items())
     if value is None or isinstance(value, bool):
         return True
