@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -116,6 +119,39 @@ def test_an_epsilon_that_its_ledger_does_not_bear_out_is_not_shown(
         refused(capsys, "results", str(copied.parent), "--each", "--format", "csv"),
     ):
         assert "ledger.jsonl" in said
+
+
+def chained(lines: list[dict[str, Any]], folder: Path) -> None:
+    """Write a ledger of these lines, with hashes that verify."""
+    last, text = "", ""
+    for line in lines:
+        body = json.dumps({key: line[key] for key in line if key != "hash"}, sort_keys=True, separators=(",", ":"))
+        last = hashlib.sha256((last + body).encode()).hexdigest()
+        text += json.dumps({**line, "hash": last}) + "\n"
+    (folder / "ledger.jsonl").write_text(text)
+    (folder / "ledger.jsonl.head").write_text(json.dumps({"hash": last, "lines": len(lines)}) + "\n")
+
+
+@pytest.mark.parametrize("stated", [0.5, None], ids=["the same in the summary", "no summary"])
+def test_the_epsilon_of_a_ledger_is_that_of_its_releases(
+    copied: Path, stated: float | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that somebody hands out, without its checkpoint, whose ledger states less than its releases amount to."""
+    shutil.rmtree(copied / "checkpoint")
+    lines = [json.loads(line) for line in (copied / "ledger.jsonl").read_text().splitlines()]
+    mu = math.sqrt(sum(line["count"] / line["multiplier"] ** 2 for line in lines[1:]))
+    chained([*lines[:-1], {**lines[-1], "epsilon": 0.5}], copied)
+    if stated is not None:
+        edited("summary.json", lambda held: held["privacy"].update(epsilon=stated))(copied)
+        for words in (["report", str(copied)], ["results", str(copied.parent), "--each", "--format", "csv"]):
+            assert "ledger.jsonl amounts to epsilon = 8 " in refused(capsys, *words)
+        return
+    (copied / "summary.json").unlink()
+    capsys.readouterr()
+    assert command(["results", str(copied), "--each", "--format", "json"]) == 0
+    shown, normal = json.loads(capsys.readouterr().out)[0]["epsilon"], NormalDist()
+    delta = normal.cdf(-shown / mu + mu / 2) - math.exp(shown) * normal.cdf(-shown / mu - mu / 2)
+    assert delta == pytest.approx(1e-5, rel=1e-6)
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["no ledger", "another epsilon in the rows"])

@@ -1,7 +1,9 @@
 """Compare the ledger of a run with the spending that its checkpoint and summary state.
 
 An ε that is read from a file needs its ledger: it is shown only if the ledger exists, its hashes verify, the checkpoint
-recognises it, and its lines give that ε. The checks read the folder and change nothing in it.
+recognises it, and its releases amount to that ε, which is computed again. The checks read the folder and change nothing
+in it. They find damage and mistakes. Whoever writes a ledger can also write another one that fits together, so they are
+no proof against the owner of the run.
 
 Under local trust a party of a federation may have released more messages than the server's ledger has rounds. Their
 number follows from the records of the parties ("seats") in the server's checkpoint, which is written before a party can
@@ -13,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +28,8 @@ from .ledger import AMENDMENT, charged_events
 
 MOST_BEYOND = 10**9  # the most releases beyond a ledger that a summary may state
 _LATEST = Path("checkpoint") / "latest.json"
+_TOLERANCE = 1e-9  # relative, of an ε in closed form
+_SAMPLED_TOLERANCE = 0.01  # of an ε of sampled releases, which depends on the version of the accountant's library
 CURE = "restore the run's folder from a backup; its epsilon is not shown"
 
 
@@ -58,22 +63,36 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
         header, *lines = read_chain(path, head).lines or [{}]
         lines = [line for line in lines if line.get("kind") != AMENDMENT]
         events = charged_events(lines)
-        paid = Paid(float(lines[-1]["epsilon"]), int(lines[-1]["releases"])) if lines else Paid(0.0, 0)
         delta = float(header["privacy"]["delta"])
+        stated = Paid(float(lines[-1]["epsilon"]), int(lines[-1]["releases"])) if lines else Paid(0.0, 0)
         local = header["privacy"]["trust"] == "local"
         scheduled = "noise_schedule" in header["privacy"]
     except (LedgerDamaged, OSError) as error:
         raise UsageError(f"{error}; {CURE}") from None
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{path} is not what a run writes; {CURE}") from None
+    paid = stated._replace(epsilon=_amount(stated.epsilon, events, delta))
     beyond = max(_beyond(folder, checkpoint, paid.releases, scheduled) if local else 0, _beyond_in(spent))
     if beyond and events:  # counted like the release with the least noise
         least = min(events, key=lambda event: event.multiplier)
         events = [*events, dataclasses.replace(least, count=beyond)]
-        paid = Paid(Account(delta, events).epsilon(), paid.releases + beyond)
+        paid = Paid(_epsilon(tuple(events), delta), paid.releases + beyond)
     if not isinstance(spent, Mapping):
         return paid
     return _agreed(path, spent, paid, events, delta, ended=(summary or {}).get("status") == "finished")
+
+
+def _amount(stated: float, events: Sequence[Event], delta: float) -> float:
+    """The ε that the last line states, or that of all releases if it is larger."""
+    exact = _epsilon(tuple(events), delta) if events else 0.0
+    tolerance = _SAMPLED_TOLERANCE if any(event.rate < 1 for event in events) else _TOLERANCE
+    return stated if stated >= (1 - tolerance) * exact else exact
+
+
+@lru_cache(maxsize=256)
+def _epsilon(events: tuple[Event, ...], delta: float) -> float:
+    """The ε of a ledger; the cells of a sweep often have the same releases, and sampled ones take a second."""
+    return Account(delta, events).epsilon()
 
 
 def _rows_tell(final: object) -> bool:
@@ -120,11 +139,11 @@ def _agreed(
     if releases < paid.releases and not ended:
         return Paid(max(said, paid.epsilon), paid.releases)  # a rule that stopped the run stated that of all rounds
     exact = paid.epsilon
-    if releases == paid.releases and events and not math.isclose(said, exact, rel_tol=1e-9):
-        exact = Account(delta, events).epsilon()
+    if releases == paid.releases and events and not math.isclose(said, exact, rel_tol=_TOLERANCE):
+        exact = _epsilon(tuple(events), delta)
     if releases == paid.releases and spent.get("stopped_by_rule") is True and said >= exact:
         return Paid(said, releases)  # that of all planned rounds
-    if releases != paid.releases or not math.isclose(said, exact, rel_tol=1e-9):
+    if releases != paid.releases or not math.isclose(said, exact, rel_tol=_TOLERANCE):
         raise UsageError(
             f"{path} amounts to epsilon = {exact:.6g} in {paid.releases} releases, summary.json says {said:.6g} in "
             f"{releases}; {CURE}"
