@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -93,3 +95,17 @@ def test_attributes_are_closed_by_nothing_in_them() -> None:
 def test_a_terminal_shows_control_characters_and_does_not_obey_them(text: str, shown: str) -> None:
     assert printable(text) == shown
     printable(text).encode()  # no half of a surrogate pair is left
+
+
+def test_the_commands_of_a_federations_page_run_nothing_that_its_folder_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "run'; touch taken; echo '\"$(touch taken)"
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "config.toml").write_text("rounds = 3\n")
+    (folder / "checkpoint" / "latest.json").write_text(json.dumps({"identity": {"parties": ["a", "b"]}}))
+    commands = [line for line in Tags(page.write(folder).read_text()).text.split("Copy") if "flwr run" in line]
+    assert len(commands) == 2
+    for command, end in zip(commands, ("-again", ""), strict=True):
+        words = shlex.split(command.partition("To go on")[0].partition("With all parties")[0])
+        assert words[:4] == ["flwr", "run", ".", "-c"]
+        assert tomllib.loads(words[4])["out"] == f"{folder}{end}"
+        assert len(words) == 5

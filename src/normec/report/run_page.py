@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Sequence
@@ -364,13 +365,18 @@ def _rerun(view: RunView) -> Html:
 
 
 def _rerun_federation(where: str, status: str) -> Html:
-    on = copyable(f"flwr run . -c 'out=\"{where}\"'", "the command to go on")
+    on = copyable(_flower_command(where), "the command to go on")
     return join(
         e("p", "A federated run is started from its app's folder, with the same settings. In a new folder:"),
-        copyable(f"flwr run . -c 'out=\"{where}-again\"'", "the command"),
+        copyable(_flower_command(f"{where}-again"), "the command"),
         join(e("p", "To go on where this one stopped:"), on) if status not in ("finished", "training") else None,
         e("p", "With all parties on one machine: ", e("code", "normec federation local"), "."),
     )
+
+
+def _flower_command(out: str) -> str:
+    """The command that starts a run in the folder `out`, whose name may be anybody's."""
+    return shlex.join(["flwr", "run", ".", "-c", f"out={json.dumps(out, ensure_ascii=False)}"])
 
 
 def shown(folder: Path) -> str:

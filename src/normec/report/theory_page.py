@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -118,4 +119,4 @@ def _table(checks: list[dict[str, Any]]) -> Html:
 
 
 def _rerun(folder: Path) -> Html:
-    return copyable(f"normec theory verify --out {shown(folder)}", "the command")
+    return copyable(shlex.join(["normec", "theory", "verify", "--out", shown(folder)]), "the command")
