@@ -11,10 +11,11 @@ import errno
 import json
 import math
 import os
-import shutil
 import stat
+import tarfile
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -186,9 +187,11 @@ def unpacked(source: Path) -> Iterator[Path]:
         raise UsageError(f"there is no {source}; give a folder, or an archive of one (.tgz)")
     with tempfile.TemporaryDirectory() as folder:
         try:
-            shutil.unpack_archive(source, folder, filter="data")
-        except (shutil.ReadError, EOFError, OSError) as error:
-            raise UsageError(f"{source} cannot be unpacked: {error}") from None
+            with tarfile.open(source) as archive:
+                archive.extractall(folder, filter="data")  # nothing outside of the folder, and no devices or pipes
+        except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+            why = str(error).partition(":\n")[0]  # without what each format has to say
+            raise UsageError(f"{source} cannot be unpacked: {why}; give an archive of the folder (.tgz)") from None
         yield Path(folder)
 
 
