@@ -170,6 +170,10 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "no parties": (lambda terms: terms["parties"].clear(), "every party needs a name"),
     "fewer parties": (lambda terms: terms["parties"].pop(), "are not those of party 0"),
     "a key twice": (lambda terms: terms["parties"][2].update(key=terms["parties"][1]["key"]), "a key of its own"),
+    "half of a character in a key": (
+        lambda terms: terms["parties"][0].update(key="\ud800"),
+        "the key of north is not a public key",
+    ),
     "rounds of one": (
         lambda terms: terms["parties"][1]["agreed"]["plan"].update(rounds=10**6),
         "north and south differ: plan.rounds is 10 and 1000000",

@@ -51,7 +51,7 @@ class Signatory:
 
     @cached_property
     def public(self) -> EllipticCurvePublicKey:
-        return public_key(self.key.encode(), f"the key of {self.name}")
+        return public_key(self.key.encode(errors="replace"), f"the key of {self.name}")
 
 
 @dataclass(frozen=True)
