@@ -90,6 +90,7 @@ SPENT = {
     "ledger a folder": made_a_folder("ledger.jsonl"),
     "a smaller epsilon in the summary": edited("summary.json", lambda held: held["privacy"].update(epsilon=1.0)),
     "fewer releases in the summary": edited("summary.json", lambda held: held["privacy"].update(releases=2)),
+    "no simulation in the summary": edited("summary.json", lambda held: held["privacy"].update(simulation=False)),
     "another delta in the summary": edited("summary.json", lambda held: held["privacy"].update(delta=1e-9)),
 }
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from normec.errors import UsageError
 from normec.experiments import runs
 from normec.report import page
 from normec.report.listing import Listing
@@ -47,14 +48,14 @@ def test_the_headline_of_every_kind_of_page_says_it(library: Path, tmp_path: Pat
         assert "in a simulation of (" in headline
 
 
-@pytest.mark.parametrize("said", [True, False])
-def test_the_summary_s_own_word_counts_before_the_settings(said: bool, copied: Path) -> None:
+def test_a_summary_that_hides_it_has_no_page(copied: Path) -> None:
     path = copied / "private" / "summary.json"
     summary = json.loads(path.read_text())
-    summary["privacy"]["simulation"] = said
+    summary["privacy"]["simulation"] = False
     path.write_text(json.dumps(summary))
-    assert read_run(copied / "private").simulation is said
-    assert (BADGE in page.write_run(copied / "private").read_text()) is said
+    assert read_run(copied / "private").epsilon is None
+    with pytest.raises(UsageError, match=r"ledger\.jsonl is that of a simulation, and summary\.json says otherwise"):
+        page.write_run(copied / "private")
 
 
 def test_a_run_that_has_no_summary_yet_is_known_by_its_settings(copied: Path) -> None:

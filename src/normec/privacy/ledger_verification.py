@@ -64,14 +64,15 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
         lines = [line for line in lines if line.get("kind") != AMENDMENT]
         events = charged_events(lines)
         delta = float(header["privacy"]["delta"])
-        stated = Paid(float(lines[-1]["epsilon"]), int(lines[-1]["releases"])) if lines else Paid(0.0, 0)
+        last = Paid(float(lines[-1]["epsilon"]), int(lines[-1]["releases"])) if lines else Paid(0.0, 0)
         local = header["privacy"]["trust"] == "local"
         scheduled = "noise_schedule" in header["privacy"]
+        seeded = header["privacy"].get("noise") == "seeded"
     except (LedgerDamaged, OSError) as error:
         raise UsageError(f"{error}; {CURE}") from None
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{path} is not what a run writes; {CURE}") from None
-    paid = stated._replace(epsilon=_amount(stated.epsilon, events, delta))
+    paid = last._replace(epsilon=_amount(last.epsilon, events, delta))
     beyond = max(_beyond(folder, checkpoint, paid.releases, scheduled) if local else 0, _beyond_in(spent))
     if beyond and events:  # counted like the release with the least noise
         least = min(events, key=lambda event: event.multiplier)
@@ -79,6 +80,9 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
         paid = Paid(_epsilon(tuple(events), delta), paid.releases + beyond)
     if not isinstance(spent, Mapping):
         return paid
+    if spent.get("simulation", seeded) != seeded:
+        kind = "a simulation" if seeded else "no simulation"
+        raise UsageError(f"{path} is that of {kind}, and summary.json says otherwise; {CURE}")
     return _agreed(path, spent, paid, events, delta, ended=(summary or {}).get("status") == "finished")
 
 
