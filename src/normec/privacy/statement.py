@@ -312,7 +312,7 @@ class Privacy:
             "other runs on the same data: their epsilons add up",
             "that a run diverged, and the clients that its error names: an un-noised look at what they computed",
             "the folder of the run: its checkpoints hold the clients' memories as they are",
-            "what two units that belong together (one person, two clients) reveal jointly: their epsilons add up",
+            f"what several {self.unit}s of one person reveal jointly: their epsilons add up, and delta grows faster",
         ]
         if self.trust == "secure-sum":
             least = f"{self.honest} honest clients" if self.honest is not None else "all clients"
