@@ -292,7 +292,7 @@ STUDIES: Mapping[str, Study] = {
             epsilons=(8.0,),
             contenders=("DP-SGD, norm, momentum", "NormEC, forgetting", "DP-SGD, norm"),
             notes=("Each client has 5 images of its own; nothing about the features is learned",),
-            seconds_per_round=0.02,
+            seconds_per_round=0.03,
         ),
         Study(
             "cifar10-pfl",
@@ -317,7 +317,7 @@ STUDIES: Mapping[str, Study] = {
                 "Its ε of 2 at δ = 1e-6 is that of a cohort of 1,000 clients out of 10⁶; each of the 1,000 clients "
                 "that there are is drawn 50 times as often, and the noise is a twentieth",
             ),
-            seconds_per_round=0.04,
+            seconds_per_round=0.1,
             own={
                 _PFL: Contender(
                     "fedavg",
@@ -341,14 +341,14 @@ STUDIES: Mapping[str, Study] = {
             "gpt",
             634,
             "a GPT of 113,792 parameters on Shakespeare's plays, next character, 634 roles as clients",
-            0.03,
+            0.2,
         ),
         _shakespeare(
             "gpt-lora",
             320,
             "LoRA adapters of rank 4 (8,192 parameters) of a GPT of 820,736 parameters on Shakespeare's plays, next "
             "character, 320 roles as clients",
-            0.03,
+            0.25,
             "The GPT is first trained without privacy on the roles of every second play in alphabetical order, which "
             "count as public; the clients are the roles of the others",
         ),

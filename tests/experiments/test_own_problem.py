@@ -102,7 +102,7 @@ def test_a_run_by_file_is_the_run_from_python(tmp_path: Path, file: Path, data: 
     run = n.train(problem, "normec", **how)
     assert result.history.rows == run.history.rows
     assert result.summary["clients"] == 4
-    again = n.load(tmp_path / "run")
+    again = n.load(tmp_path / "run", model=net)
     assert torch.equal(again.x, run.x)
 
 

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from normec.errors import UsageError
-from normec.experiments import export, results, runs, tuning
+from normec.experiments import export, grid, results, runs, tuning
 from normec.settings import make
 from normec.settings.validation import to_toml
+
+GRID = {"grid": {"tau": [0.1, 0.2]}, "by": "loss"}
 
 
 def leave(folder: Path, status: str = "finished", final: dict[str, Any] | None = None, **settings: Any) -> Path:
@@ -202,3 +204,25 @@ def test_parquet_holds_the_same(tmp_path: Path) -> None:
     read = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
     assert [row["lr"] for row in read] == ["0.5", "theory"]
     assert [{**row, "lr": str(row["lr"])} for row in rows] == read
+
+
+def test_no_file_that_a_folder_of_results_names_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace = tmp_path / "trace"
+    code = f"import normec, pathlib\npathlib.Path({str(trace)!r}).touch()\nclass Own(normec.NormEC): ...\n"
+    named: dict[str, Any] = {"method": "shared/code.py:Own", "lr": 0.5}
+    leave(tmp_path / "shared/run", final={"loss": 0.5}, **named, method_settings="alpha=0.25")
+    (tmp_path / "shared/code.py").write_text(code)
+    (tmp_path / "shared/unfinished").mkdir()
+    (tmp_path / "shared/unfinished/config.toml").write_text(to_toml({**named, "private": False, "seed": 1}))
+    (tmp_path / "shared/sweep.toml").write_text(to_toml({**named, "private": False, "tune": ["tau"]} | GRID))
+    found = results.collect([Path("shared")]).records
+    assert [record.settings["method"] for record in found] == ["shared/code.py:Own"] * 2
+    assert found[0].settings["method_settings"] == "alpha=0.25"
+    assert grid.load("shared/sweep.toml", checked=False).tune == ("tau",)
+    with pytest.raises(UsageError, match=r"method is 'shared/code\.py:Own' there, 'normec' here"):
+        runs.existing(Path("shared/run"), make({"private": False}))
+    assert not trace.exists()
+    with pytest.raises(UsageError, match="tau does not apply"):
+        grid.load("shared/sweep.toml")
+    assert trace.exists()  # the file would have run

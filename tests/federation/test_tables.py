@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
 import sys
 import time
@@ -13,12 +15,18 @@ import torch
 
 from normec import NormEC, UsageError
 from normec.data import load_schema, read_table
+from normec.experiments.build import PRIVATE_SETTINGS
 from normec.federation.flower.new_terms import new_terms
 from normec.federation.flower.records import from_records, to_records
 from normec.federation.flower.scaffold import write_app
+from normec.federation.flower.settings import RECORDED
 from normec.federation.flower.supernode import load_client, load_task, read_private_key
-from normec.federation.local.federation import Federation, LocalOptions
+from normec.federation.local import inputs
+from normec.federation.local.federation import Federation, LocalOptions, run
 from normec.federation.protocol.journal import read_journal
+from normec.settings.config import FEDERATED
+from normec.settings.validation import to_toml
+from normec.training.saved_run import Result
 
 from .hostile import HostileServer, zeros
 
@@ -146,3 +154,65 @@ def test_a_task_of_ones_own_needs_no_tables(app: Path, tmp_path: Path) -> None:
     task = app / "learning" / "task.py"
     task.write_text(task.read_text(encoding="utf-8") + "\nOWN = True\n", encoding="utf-8")
     assert Federation(LocalOptions(app, tmp_path / "out", 2, {})).config["parties"] == 2
+
+
+def test_a_folder_belongs_to_its_tables_and_settings(app: Path, tmp_path: Path) -> None:
+    north, south, west = (tmp_path / f"{name}.csv" for name in ("north", "south", "west"))
+    for age, table in enumerate((north, south, west), start=30):
+        table.write_text(f"age,ill\n80,yes\n{age},no\n")
+    out = tmp_path / "out"
+    given = {
+        **dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""),
+        "private": False,
+        "rounds": 5,
+    }
+    trial = LocalOptions(app, out, None, given, tables=(north, south))
+
+    def again(**changed: Any) -> Result:
+        return run(dataclasses.replace(trial, **changed), [], lambda: True)
+
+    config = Federation(trial).settings.run.model_copy(update={"model": "Linear"}).record(RECORDED)
+    (out / "config.toml").write_text(to_toml(config))
+    summary = {"status": "finished", "rounds": 5, "round": 5, "privacy": None, "final": {}, "config": config}
+    (out / "summary.json").write_text(json.dumps(summary))
+    assert again().summary == summary
+    north.rename(tmp_path / "moved.csv")
+    assert again(tables=(tmp_path / "moved.csv", south)).summary == summary
+    with pytest.raises(UsageError, match=r"party-1 had another table than .*west\.csv; choose another folder"):
+        again(tables=(tmp_path / "moved.csv", west))
+    with pytest.raises(UsageError, match=r"party-0 had another table than .*south\.csv"):
+        again(tables=(south, tmp_path / "moved.csv"))
+    south.write_text("age,ill\n80,yes\n")
+    with pytest.raises(UsageError, match=r"out holds a federation in which party-1 had another table"):
+        again(tables=(tmp_path / "moved.csv", south))
+    tables = trial.tables
+    (tmp_path / "moved.csv").rename(north)
+    south.write_text("age,ill\n80,yes\n31,no\n")
+    for setting, said in (
+        ({"min_parties": 1}, "min_parties is None there, 1 here; choose another folder with --out"),
+        ({"lr": 0.125}, "lr is .* there, 0.125 here; choose another folder with --out"),
+        ({"rounds": 6}, "a finished run of 5 rounds, got rounds = 6, .*; choose another folder with --out"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            again(tables=tables, config={**trial.config, **setting})
+    assert again().summary == summary
+
+
+def test_a_federation_that_never_began_takes_other_tables(app: Path, tmp_path: Path) -> None:
+    settings = Federation(LocalOptions(app, tmp_path / "out", 2, {}, tables=_two(tmp_path, 30))).settings
+    home = tmp_path / "out" / "federation"
+    for age in (30, 31):
+        inputs.claim(home, app, settings, _two(tmp_path, age))
+    (home / "parties" / "party-0").mkdir(parents=True)
+    (home / "parties" / "party-0" / "ledger.jsonl").touch()
+    inputs.claim(home, app, settings, _two(tmp_path, 31))
+    with pytest.raises(UsageError, match="party-0 had another table"):
+        inputs.claim(home, app, settings, _two(tmp_path, 30))
+
+
+def _two(folder: Path, age: int) -> tuple[Path, Path]:
+    """Two tables, whose contents depend on a number."""
+    tables = folder / f"{age}-a.csv", folder / f"{age}-b.csv"
+    for number, table in enumerate(tables):
+        table.write_text(f"age,ill\n80,yes\n{age + number},no\n")
+    return tables

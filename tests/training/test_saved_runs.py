@@ -219,6 +219,22 @@ def test_a_run_of_the_command_line_is_loaded_with_its_model(tmp_path: Path) -> N
     assert float(right) == pytest.approx(result.summary["final"]["accuracy"], abs=1e-6)
 
 
+@pytest.mark.parametrize("setting", ["model", "data"])
+def test_a_file_that_a_folder_names_is_not_run(tmp_path: Path, setting: str) -> None:
+    folder, trace = tmp_path / "run", tmp_path / "trace"
+    runs.execute(make({"rounds": 2, "clients": 4, "private": False}), folder)
+    (folder / "code.py").write_text(f"import pathlib\npathlib.Path({str(trace)!r}).touch()\nNAME = None\n")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["config"][setting] = f"{folder}/code.py:NAME"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    again = n.load(folder)
+    assert again.model is None
+    assert again.tensors["weight"].shape == (10, 64)
+    assert not trace.exists()
+    with pytest.raises(n.UsageError, match=r"give the module: normec\.load\(folder, model=Net\(\)\)"):
+        again.predict(torch.zeros(1, 64))
+
+
 def test_predictions_are_those_of_the_model_on_transformed_inputs(tmp_path: Path) -> None:
     how: dict[str, Any] = {"lr": 0.1, "rounds": 3, "seed": 0, "out": tmp_path}
     run = n.train(problem(transform=halved), n.GD(), **how)

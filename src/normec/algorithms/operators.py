@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -90,6 +91,7 @@ def _scaled(v: Tensor, scale: Callable[[Tensor], Tensor]) -> Tensor:
     return (v.to(length.dtype) * scale(length)).to(v.dtype)
 
 
+@cache
 def smallest_reliable_norm(dtype: torch.dtype) -> float:
     """Return the smallest norm whose square is in the normal range; smaller norms are not accurate."""
     limits = torch.finfo(dtype)
@@ -166,11 +168,11 @@ class SmoothedNorm(Scaling):
         return 1.0
 
     def scale(self, norm: Tensor) -> Tensor:
-        length = self.alpha + norm
+        length = self.alpha + norm if self.alpha else norm
         if self.alpha >= smallest_reliable_norm(length.dtype):
             return length.reciprocal()
         vanishing = length < smallest_reliable_norm(length.dtype)  # false for NaN, which stays visible
-        return length.masked_fill(vanishing, 1.0).reciprocal().masked_fill(vanishing, 0.0)
+        return length.reciprocal().masked_fill(vanishing, 0.0)
 
     @property
     def lipschitz(self) -> float:

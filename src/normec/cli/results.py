@@ -122,7 +122,7 @@ def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool
             raise UsageError("--by needs a setting to tune; give --tune SETTING")
         return names, by, on_test
     if len(folders) == 1 and (folders[0] / "sweep.toml").exists():
-        own = grid.load(folders[0] / "sweep.toml")
+        own = grid.load(folders[0] / "sweep.toml", checked=False)
         return list(own.tune), by or own.by, on_test or own.on_test
     if by is not None:
         raise UsageError("--by is the column that decides; give the setting to choose with --tune")

@@ -29,7 +29,7 @@ class Measured:
     method: str | None = None  # the name under which a user's own method is found, if it differs
 
 
-def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
+def resolved(config: RunConfig, measured: Measured | None = None, *, own_code: bool = True) -> RunConfig:
     """Return the configuration with the values that are used for settings that were not given.
 
     It trains the same run. A value that is not known stays as it is in `config`. A setting that does not apply stays
@@ -38,6 +38,8 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
     Args:
         config: The configuration as it was given.
         measured: What is known of the run's data.
+        own_code: Whether the class of a user's own method may be loaded, to find its default values. Loading it runs
+            the file that the configuration names, which must not happen for the configuration in a run's folder.
 
     Raises:
         UsageError: There is no such method.
@@ -46,7 +48,7 @@ def resolved(config: RunConfig, measured: Measured | None = None) -> RunConfig:
     rounds = methods.rounds(config)
     total = known.rounds if rounds is None else rounds
     used: dict[str, Any] = {
-        **_of_the_method(config, known),
+        **(_of_the_method(config, known) if own_code or not is_own(config.method) else {}),
         **methods.local_settings_used(config),
         **server.settings_used(config, total),
         **early_stopping.settings_used(config),

@@ -102,10 +102,14 @@ def of(summary: Mapping[str, Any], folder: Path) -> Record:
 
 
 def _settings(held: Mapping[str, Any], measured: Measured | None = None) -> dict[str, Any]:
-    """Return every setting with the value that was used, also if the record has only the given settings."""
+    """Return every setting with the value that was used, also if the record has only the given settings.
+
+    Of a user's own method they are those of the record: a folder may come from anybody, and the file that it names is
+    not run.
+    """
     try:
-        return resolved(make(held), measured).model_dump()
-    except UsageError:  # from another version, or the method's file is missing: use the record as it is
+        return resolved(make(held), measured, own_code=False).model_dump()
+    except UsageError:  # from another version: use the record as it is
         return {**RunConfig().model_dump(), **held}
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import data
+from ..algorithms.catalogue import is_own
 from ..algorithms.lr_schedule import ScheduledLR
 from ..data.table import is_table
 from ..errors import Diverged, UsageError
@@ -168,17 +169,23 @@ def existing(folder: Path, config: RunConfig, method: str | None = None) -> Resu
     if STARTED_BY in read_toml(path):
         raise UsageError(f"{folder} holds a run that was started from Python; choose another folder with --out")
     stored = load(path)
+    if is_own(stored.method) and stored.method != config.method:  # before its file is run, which may be anybody's
+        raise _another(folder, "method", stored.method, config.method)
     measured = replace(_measured(folder, config, stored), method=method)
     ours, theirs = resolved(config, measured), resolved(stored, measured)
     free = _may_differ(config, ours, theirs, folder)
     for key in sorted(IDENTITY):
         here, there = getattr(ours, key), getattr(theirs, key)
         if here != there and key not in free and not (key in DATA_DEPENDENT and None in (here, there)):
-            raise UsageError(
-                f"{folder} holds a run of another configuration: {key} is {there!r} there, {here!r} here; "
-                "choose another folder with --out"
-            )
+            raise _another(folder, key, there, here)
     return read(folder) if (folder / "summary.json").exists() else None
+
+
+def _another(folder: Path, key: str, there: Any, here: Any) -> UsageError:
+    return UsageError(
+        f"{folder} holds a run of another configuration: {key} is {there!r} there, {here!r} here; "
+        "choose another folder with --out"
+    )
 
 
 def _may_differ(config: RunConfig, ours: RunConfig, theirs: RunConfig, folder: Path) -> tuple[str, ...]:

@@ -33,7 +33,8 @@ class Block:
 
     @staticmethod
     def of(clients: Tensor, grads: Tensor, losses: Tensor) -> Block:
-        first, last = int(clients[0]), int(clients[-1])
+        numbers = clients.numpy()
+        first, last = int(numbers[0]), int(numbers[-1])
         if last - first + 1 == len(clients):
             return Block(clients, grads, losses, slice(first, last + 1))
         return Block(clients, grads, losses, upload(clients, grads.device))

@@ -89,11 +89,13 @@ class LinearEngine(BlockEngine):
             chunks = self._everyone
         else:
             chunks = clients.split(self._block) if len(clients) else ()
-        base, slope = self._problem.penalised(x)
+        value, slope = self._problem.penalised(x)
         for chunk in chunks:
             padded = self._drawn(chunk, round, everyone=clients is None, full=full)
             losses, grads = self._gradients(x, *padded)
-            yield Block.of(chunk, grads if slope is None else grads.add_(slope), losses + base)
+            if slope is not None:
+                losses, grads = losses + value, grads.add_(slope)
+            yield Block.of(chunk, grads, losses)
 
     def groups(self, clients: Tensor) -> Sequence[Tensor]:
         """The clients in groups that are computed together."""

@@ -77,8 +77,10 @@ class ClientUpdate:
         """
         if self.form is None:
             raise TypeError("the method has no fused form")
-        seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
-        sent = fused_update.apply_fused(self.form, block, state.clients.get(MEMORY), seed, self.weights_of(block))
+        memory, seed = state.clients.get(MEMORY), 0
+        if memory is not None and memory.dtype != block.grads.dtype:
+            seed = derive_seed(self._seed, "rounding", state.round, int(block.clients[0]))
+        sent = fused_update.apply_fused(self.form, block, memory, seed, self.weights_of(block))
         self._faults.note_lengths(block, sent.lengths, self.bound, state.round)
         if meter is not None:
             meter.add_messages(sent.lengths)

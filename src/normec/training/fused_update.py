@@ -75,7 +75,7 @@ def _update(
         return Sent(total, distances, factor * distances)
     held = memory[index] if memory is not None and index is not None else memory
     rows = max(1, _TILE // grads.shape[1]) if grads.device.type == "cpu" else len(grads)
-    total, found = torch.zeros_like(grads[0]), []
+    total, found = grads.new_zeros(grads.shape[1]), []
     for start in range(0, len(grads), rows):
         tile, whole = slice(start, start + rows), rows >= len(grads)
         v = grads if whole else grads[tile]

@@ -111,16 +111,20 @@ class Faults:
         self._sum = torch.full((), self._never, device=device)
 
     def note_losses(self, block: Block, round: int | Tensor) -> None:
+        if self._on_host and _finite(block.losses):
+            return
         self._note(self._loss, block, torch.isfinite(block.losses), round)
 
     def note_lengths(self, block: Block, lengths: Tensor, bound: float, round: int | Tensor) -> None:
         """Record messages whose norm ``[c, 1]`` is above the `bound` that the operator states."""
-        if math.isfinite(bound):
-            self._note(self._long, block, ~(lengths[:, 0] > bound * (1 + ROUNDING)), round)
+        longest = bound * (1 + ROUNDING)
+        if math.isinf(longest) or (self._on_host and float(lengths.max()) <= longest):
+            return
+        self._note(self._long, block, ~(lengths[:, 0] > longest), round)
 
     def note_sum(self, total: Tensor, round: int | Tensor) -> None:
-        # The sum is finite only if every entry is; an overflow of the sum counts as a fault as well.
-        if self._on_host and math.isfinite(float(total.sum())):
+        # An overflow of the sum of its entries counts as a fault as well.
+        if self._on_host and _finite(total):
             return
         self._clean = False
         self._sum.copy_(torch.where(torch.isfinite(total.sum()), self._sum, self._sum.clamp(max=round)))
@@ -169,3 +173,8 @@ class Faults:
         self._clean = False
         seen = noted[block.rows]
         noted[block.rows] = torch.where(good, seen, seen.clamp(max=round))
+
+
+def _finite(values: Tensor) -> bool:
+    """Whether the sum of values on the host is finite, which it is only if every one of them is."""
+    return math.isfinite(float(values.sum()))

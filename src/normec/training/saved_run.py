@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ..errors import UsageError, needed
 from ..storage.history import STARTED_BY, History, in_a_line
 from ..storage.run_folder import FEDERATION, MODEL
+from ..system.code_files import in_a_file
 from ..system.files import read_if_present, read_json
 from .prediction import PREDICTED, predicted
 
@@ -137,7 +138,8 @@ def load(folder: str | Path, model: nn.Module | None = None, transform: Callable
     Args:
         folder: The folder of a run, from `train(..., out=folder)`, `Run.save`, the command line or a federation.
         model: A module with the run's parameters, into a copy of which they are loaded. A run of `normec train` needs
-            none, because its settings name the model.
+            none if its settings name a model and data of normec. A file that they name is not run, because a folder
+            may come from anybody.
         transform: The transform of the problem, if it has one; `predict` applies it.
 
     Returns:
@@ -163,7 +165,7 @@ def load(folder: str | Path, model: nn.Module | None = None, transform: Callable
     tensors = _tensors(folder / MODEL)
     unnamed = STARTED_BY in found.summary["config"] or found.summary.get("engine") == FEDERATION
     if model is None and not unnamed and "x" not in tensors:
-        model, transform = _named_model(found.summary["config"])
+        model, transform = _named_model(found.summary["config"]) or (None, transform)
     if model is not None:
         model = _filled(model, tensors, folder)
     return SavedRun(found.folder, found.summary, found.history, tensors, model, transform)
@@ -207,12 +209,18 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _named_model(settings: Mapping[str, Any]) -> tuple[nn.Module, Callable[[Any], Any] | None]:
-    """Return the model and the transform that the settings of a run of the command line name."""
+def _named_model(settings: Mapping[str, Any]) -> tuple[nn.Module, Callable[[Any], Any] | None] | None:
+    """Return the model and the transform that the settings of a run of the command line name; None for code in files.
+
+    A folder that somebody else has written may name any file, and to load it is to run it.
+    """
     from ..experiments import build
     from ..settings.validation import make
 
-    problem = build.problem(make(settings))
+    config = make(settings)
+    if in_a_file(config.model) or in_a_file(config.data):
+        return None
+    problem = build.problem(config)
     return problem.model, problem.transform
 
 

@@ -1,7 +1,7 @@
 """A whole federation on this machine: a SuperLink, one process per party, and a run, over TLS; all processes end.
 
 OUT/            the folder of the run
-OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ DATA/ (an app, if none was given) parties/party-I/
+OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ DATA/ (an app, if none was given) parties/party-I/ inputs.json
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..protocol.policy import load_policy
 from ..protocol.spending import spending
 from ..secure_sum.keys import Identity
 from ..secure_sum.roster import Member, Roster
-from . import certificates, heart_disease, superlink
+from . import certificates, heart_disease, inputs, superlink
 from .follower import Follower
 from .processes import Processes, free_port
 
@@ -285,10 +285,12 @@ def run(
 
     federation = Federation(options)
     config = federation.settings.run
+    inputs.claim(federation.home, federation.app, federation.settings, options.tables)
     if (options.out / "config.toml").exists():
         model = load(options.out / "config.toml").model  # known to the app alone
         known = runs.existing(options.out, config.model_copy(update={"model": model}), federation.method)
         if known is not None and known.summary["status"] == "finished":
+            _refuse_more_rounds(options.out, known, methods.rounds(config))
             return known
     before = read_if_present(options.out / SUMMARY)
     try:
@@ -321,6 +323,15 @@ def run(
         raise
     _write_statements(options.out, federation)
     return saved_run.read(options.out)
+
+
+def _refuse_more_rounds(out: Path, known: Result, rounds: int | None) -> None:
+    """Refuse to show a finished run as the result of more rounds than it has."""
+    if rounds is not None and rounds > known.summary["rounds"]:
+        raise UsageError(
+            f"{out} holds a finished run of {known.summary['rounds']} rounds, got rounds = {rounds}, and a federation "
+            "is not continued; choose another folder with --out"
+        )
 
 
 def _check_tables(app: Path, options: LocalOptions) -> None:
