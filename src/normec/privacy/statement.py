@@ -299,7 +299,10 @@ class Privacy:
                 f" gives, the exact one at delta = {self.delta:g} is reported beside the result"
             )
         else:
-            strength = f"given noise sigma = {self.sigma:g}; the exact epsilon at delta = {self.delta:g} is reported"
+            strength = (
+                f"given noise sigma = {self.sigma:g}; its epsilon at delta = {self.delta:g} is reported beside the"
+                " result"
+            )
         promise = f"Protected: {who}. Against: {against}. Strength: {strength}."
         return f"{SIMULATION} {promise}" if self.noise == "seeded" else promise
 
