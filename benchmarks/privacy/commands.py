@@ -46,8 +46,8 @@ def list_studies(out: Folder = FOLDER, as_json: o.Json = False) -> None:
         return
     for row in rows:
         minutes = f"about {row['seconds_left'] / 60:.0f} minutes left" if row["seconds_left"] else "finished"
-        print(f"{row['study']:24} {row['run']:4} of {row['cells']:4} cells   {minutes:26} {row['shows']}")
-    print(f"{HEART:24} {'':16}   {'':26} four hospitals at patient level, beside FLamby's results")
+        print(f"{row['study']:25} {row['run']:4} of {row['cells']:4} cells   {minutes:26} {row['shows']}")
+    print(f"{HEART:25} {'':16}   {'':26} four hospitals at patient level, beside FLamby's results")
 
 
 @app.command("run")

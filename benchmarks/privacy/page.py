@@ -88,8 +88,34 @@ Tukey's honestly significant difference, with seeds as blocks. Over conditions, 
 and Nemenyi's tests, which take conditions to be independent; those that share a data set are not quite.
 
 The guarantee covers the training, not the choice of settings. Every record belongs to exactly one client.
-[contenders.py](contenders.py) has the methods and their ranges, [studies.py](studies.py) the studies; a new method or
-study is one entry there.
+[contenders.py](contenders.py) has the methods and their ranges, [studies.py](studies.py) the studies.
+
+## A method or a study of your own
+
+One file beside that of your [method](../../docs/tutorials/own-method.md) is enough, here `my_study.py`:
+
+```py
+from benchmarks.privacy.contenders import Contender
+from benchmarks.privacy.studies import Study
+from benchmarks.privacy.tuning import TuningBudget
+
+MINE = Study(
+    "digits-mine",
+    "softmax regression on digits, 100 clients",
+    {"data": "digits", "model": "softmax", "clients": 100},  # settings of `normec train`
+    TuningBudget(trials=6, tuning_seeds=(0,), test_seeds=(2, 3, 4)),
+    epsilons=(8.0,),
+    splits=("iid", "label"),
+    contenders=("DP-SGD, clip", "NormEC, forgetting", "Mine"),
+    own={"Mine": Contender("my_method.py:Clip21SGDM", "error feedback", {"tau": "memory", "lr": "plain_steps"})},
+)
+```
+
+    python -m benchmarks.privacy run my_study.py:MINE --out my-results
+
+The command prints a table like those below and keeps the records in `my-results/records/`. A range is two bounds, a
+list of choices, or a role that other methods share (`ROLES` in contenders.py). To add the method to this page, make it
+an entry of `CONTENDERS`, and a study one of `STUDIES`.
 """
 
 
@@ -252,8 +278,8 @@ def _turns(held: Sequence[Mapping[str, Record]]) -> list[str]:
     if not turns:
         return []
     return [
-        "The cosine of the true gradients before and after the last step of plain DP-SGD is "
-        f"{' and '.join(f'{one:.2f}' for one in turns)}. If it is far below zero, x oscillates across a valley.",
+        "The cosines of the true gradients before and after the last step of plain DP-SGD are, in this order, "
+        f"{', '.join(f'{one:.2f}' for one in turns)}. If they are far below zero, x oscillates across a valley.",
         "",
     ]
 

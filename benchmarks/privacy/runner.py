@@ -66,7 +66,9 @@ def run(
         done[study.name][cell] = record
         write(study, out, done[study.name].values())
         _part(out, cell).unlink(missing_ok=True)
-        report(f"{study.name}  {cell.split}  {shown(cell.epsilon)}  {cell.method}: {percent(record)}")
+        report(
+            f"{study.name}  {cell.split}  {shown(cell.epsilon)}  {cell.method}: {percent(record)} (standard deviation)"
+        )
         return True
 
     if processes == 1:

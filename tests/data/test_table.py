@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from normec.data import NumberColumn, TableSchema, load, load_schema, read_table
+from normec.data import NumberColumn, TableSchema, load, load_schema, read_inputs, read_table
 from normec.errors import UsageError
 
 SCHEMA = """
@@ -44,6 +44,31 @@ def test_values_are_scaled_by_public_constants(tmp_path: Path) -> None:
     assert table.centres is not None
     assert table.centres.tolist() == ["A", "B", "A", "B"]
     assert (table.counts.records, dict(table.counts.clipped), table.counts.dropped) == (4, {"age": 1}, 0)
+
+
+def test_the_schema_may_be_given_by_its_file(tmp_path: Path) -> None:
+    known = schema(tmp_path)
+    found = read_table(file(tmp_path, ROWS), tmp_path / "table.toml")
+    assert torch.equal(found.inputs, read_table(file(tmp_path, ROWS), known).inputs)
+
+
+def test_new_records_are_scaled_like_those_of_training(tmp_path: Path) -> None:
+    """Neither the target nor the centre is needed, and a target that is written there is not read."""
+    known = schema(tmp_path)
+    trained = read_table(file(tmp_path, ROWS), known).inputs
+    kept = [",".join(row.split(",")[:2]) for row in ROWS]
+    assert torch.equal(read_inputs(file(tmp_path, kept, "new.csv"), known), trained)
+    unknown = [ROWS[0], *(row.replace("bad", "?").replace("no", "?") for row in ROWS[1:])]
+    assert torch.equal(read_inputs(file(tmp_path, unknown, "open.csv"), known), trained)
+
+
+def test_new_records_keep_their_rows(tmp_path: Path) -> None:
+    """A record with a gap is never left out, because its prediction would belong to another."""
+    rows = [ROWS[0], ROWS[1], "," + ROWS[2].split(",", 1)[1]]
+    for missing in ("refuse", "drop"):
+        with pytest.raises(UsageError, match=r"line 3, column 'age'.*fill it in or remove the record"):
+            read_inputs(file(tmp_path, rows), schema(tmp_path, missing))
+    assert read_inputs(file(tmp_path, rows), schema(tmp_path, "middle"))[1, 0] == 0
 
 
 def test_a_record_does_not_change_the_inputs_of_another(tmp_path: Path) -> None:

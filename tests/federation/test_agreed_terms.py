@@ -51,7 +51,7 @@ def test_a_request_that_keeps_the_terms_is_answered(tmp_path: Path) -> None:
         ({"plan__rounds": 2000}, "plan.rounds = 2000"),
         ({"plan__batch_size": 5}, "plan.batch_size = 5"),
         ({"parties": 30}, "parties = 30"),
-        ({"index": 1}, "index = 1"),
+        ({"index": 1}, "index = 1, the agreed terms have 0; parties must be registered in the order of the terms"),
         ({"node": "b"}, "node = 'b'"),
         ({"run": f"trial2~{16 * '0'}"}, "signed no terms of run trial2"),
         ({"method__spec": json.dumps({**METHOD.spec(), "beta": 0.6}, sort_keys=True)}, "method.spec"),

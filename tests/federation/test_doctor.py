@@ -87,7 +87,7 @@ def test_a_new_party(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert states.pop("data") == "warning"
     assert set(states.values()) == {"ok"}
     assert "is the SuperLink running?" in checks["server"].text
-    assert "age: 1 values outside the public range were clipped" in checks["data"].text
+    assert "age: 1 value outside the public range was clipped" in checks["data"].text
     assert run(["federation", "doctor", str(folder / "party.toml"), "--json"]) == 1
     table = json.loads(capsys.readouterr().out)
     assert not table["ok"]

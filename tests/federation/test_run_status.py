@@ -80,6 +80,11 @@ def test_each_party_by_what_the_server_knows(tmp_path: Path, capsys: pytest.Capt
     server.close()
 
 
+def test_a_run_that_waits_for_its_parties_has_no_folder_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["federation", "status", str(tmp_path / "run"), "--database", str(tmp_path / "superlink.db")]) == 2
+    assert "run; the server creates it when all parties of the run are online" in capsys.readouterr().err
+
+
 def test_runs_without_privacy_and_folders_without_runs(tmp_path: Path) -> None:
     server = open_server(tmp_path, None, diagnostics=True)
     exchange(server, tmp_path, "a")

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from normec import GD, Diverged, NormEC, Privacy, Problem, UsageError
+from normec import GD, Diverged, NormEC, Privacy, Problem, UsageError, load
+from normec.federation.flower.task import trained
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.policy import Policy
@@ -20,7 +21,7 @@ from normec.federation.protocol.terms import PlanTerms
 from normec.report import page
 from normec.report.run_view import read_run
 from normec.settings import RunConfig
-from normec.training.summary import summarise
+from normec.training.summary import summarise, write_summary, write_tables
 
 from .faulty_network import Quadratic
 from .in_process import NODES, InProcessFederation, plan, shares, softmax
@@ -65,6 +66,27 @@ def test_a_federated_run_reads_like_any_other(tmp_path: Path) -> None:
     assert not view.notes
     assert "accuracy" in (folder / "report.html").read_text(encoding="utf-8")
     found.server.close()
+
+
+def test_the_model_of_a_federation_can_be_loaded(tmp_path: Path) -> None:
+    """Frozen parameters stay as they are; without the module of the app, the numbers are there."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    model[1].requires_grad_(False)
+    found = federation(tmp_path)
+    found.run()
+    run = found.server.finish()
+    found.server.close()
+    run.state.x = torch.arange(6.0)
+    run.model = trained(model, run.x)
+    folder = tmp_path / "server"
+    write_tables(folder, run)
+    write_summary(folder, summarise(run, RunConfig(clients=5, private=False)))
+    inputs = torch.tensor([[1.0, -2.0]])
+    hidden = inputs @ torch.tensor([[0.0, 1.0], [2.0, 3.0]]).T + torch.tensor([4.0, 5.0])
+    assert torch.equal(load(folder, model=model).predict(inputs), model[1](hidden).detach())
+    assert load(folder).tensors["0.bias"].tolist() == [4, 5]
+    with pytest.raises(UsageError, match="give the module"):
+        load(folder).predict(inputs)
 
 
 def test_a_killed_server_goes_on(tmp_path: Path) -> None:

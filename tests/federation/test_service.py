@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from normec.cli.app import run
 from normec.cli.service_log import LOGGERS, log_to_stdout
 from normec.federation.flower.party_file import load_party_file
 from normec.federation.flower.scaffold import write_app
+from normec.federation.flower.supernode import NotAdmitted, Signals, watched_client
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import load_policy
 
@@ -159,3 +161,29 @@ def test_a_party_without_a_policy_is_a_mistake_of_the_user(tmp_path: Path, capsy
         for name, handlers in before.items():
             logging.getLogger(name).handlers, logging.getLogger(name).propagate = handlers, True
     assert "there is no policy" in capsys.readouterr().err
+
+
+def test_a_key_that_the_server_forgot_is_no_wish_to_stop() -> None:
+    """A signal of the owner ends the process with 0; a heartbeat that is not authorised ends it as not admitted."""
+    httpx = pytest.importorskip("httpx")
+    request = httpx.Request("POST", "https://server")
+
+    class Server:
+        status = 401
+
+        def SendNodeHeartbeat(self, _: object) -> None:  # noqa: N802
+            raise httpx.HTTPStatusError("refused", request=request, response=httpx.Response(self.status))
+
+    def beat(status: int) -> None:
+        with Signals() as signals:
+            client = watched_client(Server, signals)()  # type: ignore[arg-type]
+            client.status = status  # type: ignore[attr-defined]
+            client.SendNodeHeartbeat(None)  # type: ignore[arg-type]
+
+    with pytest.raises(NotAdmitted, match="no longer knows this party's key"):
+        beat(401)
+    with pytest.raises(httpx.HTTPStatusError):
+        beat(503)
+    with pytest.raises(SystemExit) as ended, Signals():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert ended.value.code == 0

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from normec import load
+
 from ..support.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.slow
@@ -60,6 +62,7 @@ def test_ctrl_c_once_the_run_is_over_leaves_it_finished(tmp_path: Path) -> None:
     assert process.returncode == 0, errors
     assert json.loads(printed)["status"] == json.loads(path.read_text())["status"] == "finished"
     assert json.loads(path.read_text())["privacy"]["epsilon"] > 0
+    assert sum(one.numel() for one in load(path.parent).tensors.values()) == 650  # the model: 64 pixels, 10 digits
     assert running(tmp_path / "run") == []
 
 

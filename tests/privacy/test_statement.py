@@ -71,6 +71,12 @@ def test_plain_words() -> None:
     assert "seed" not in Privacy(epsilon=1, noise="secure", trust="local").describe()
 
 
+@pytest.mark.parametrize("unit", ["client", "record"])
+def test_a_person_with_several_units_is_named(unit: str) -> None:
+    gaps = Privacy(epsilon=1, unit=unit, trust="local").not_covered()  # type: ignore[arg-type]
+    assert sum(f"several {unit}s of one person" in one for one in gaps) == 1
+
+
 def test_a_replay_never_calls_its_epsilon_a_target() -> None:
     privacy = Privacy(epsilon=8, replay="total-norm", trust="local")
     assert not privacy.is_target

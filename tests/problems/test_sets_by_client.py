@@ -50,6 +50,19 @@ def test_the_history_has_both() -> None:
     assert run.history["accuracy"] == [3 / 5] * 3
 
 
+def test_a_list_of_dicts_is_one_set() -> None:
+    """As many of them as clients, or more; by its name it is the same set."""
+    for labels in ([1, 0], [1, 1, 1, 0]):
+        items = [{"input": torch.zeros(2), "labels": torch.tensor(label)} for label in labels]
+        model = constant_model()
+        problem = Problem(model, nn.functional.cross_entropy, [items, items], items, validation=items)
+        found = problem.evaluate(problem.x0, {})
+        assert found["accuracy"] == found["validation_accuracy"] == sum(labels) / len(labels)
+        assert "accuracy_mean_over_clients" not in found
+        named = Problem(model, nn.functional.cross_entropy, [items, items], {"held": items})
+        assert named.evaluate(named.x0, {})["accuracy"] == found["accuracy"]
+
+
 def test_as_many_sets_as_clients() -> None:
     with pytest.raises(UsageError, match="one for each of 2 clients, got 3"):
         Problem(constant_model(), nn.functional.cross_entropy, CLIENTS, [labelled(1)] * 3)

@@ -67,8 +67,10 @@ def status(
     from ..federation.protocol.policy import load_policy
     from ..federation.protocol.spending import spending
 
-    if database is not None:
+    if database is not None and path.exists():
         raise UsageError("--database belongs to the server; give the folder of the run with it")
+    if database is not None:
+        raise UsageError(f"there is no folder {path}; the server creates it when all parties of the run are online")
     own = load_party_file(path)
     found = {**spending(own.folder, load_policy(own.policy)), "left": departures(own.folder)}
     if as_json:

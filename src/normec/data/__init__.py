@@ -18,6 +18,7 @@ from .table import (
     TableRecords,
     TableSchema,
     load_schema,
+    read_inputs,
     read_table,
 )
 
@@ -40,6 +41,7 @@ __all__ = [
     "listing",
     "load",
     "load_schema",
+    "read_inputs",
     "read_table",
     "split",
 ]

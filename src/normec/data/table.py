@@ -234,6 +234,14 @@ def _word(value: Any) -> str:
     return str(value).strip()
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _were(number: int) -> str:
+    return "was" if number == 1 else "were"
+
+
 @dataclass(frozen=True)
 class TableCounts:
     """What happened while a table was read. It depends on the records without noise, and is for their owner alone.
@@ -256,11 +264,13 @@ class TableCounts:
 
     def lines(self) -> list[str]:
         """Return the counts as sentences."""
-        found = [f"{self.records} records are used"]
+        found = [f"{_counted(self.records, 'record')} {'is' if self.records == 1 else 'are'} used"]
         if self.dropped:
-            found.append(f"{self.dropped} records with a missing value were left out")
-        found += [f"{name}: {n} missing values became the middle of the range" for name, n in self.filled.items()]
-        found += [f"{name}: {n} values outside the public range were clipped to it" for name, n in self.clipped.items()]
+            found.append(f"{_counted(self.dropped, 'record')} with a missing value {_were(self.dropped)} left out")
+        for name, n in self.filled.items():
+            found.append(f"{name}: {_counted(n, 'missing value')} became the middle of the range")
+        for name, n in self.clipped.items():
+            found.append(f"{name}: {_counted(n, 'value')} outside the public range {_were(n)} clipped to it")
         return found
 
 
@@ -296,13 +306,13 @@ def is_table(name: str) -> bool:
     return name.lower().endswith((*CSV, *PARQUET))
 
 
-def read_table(path: str | Path, schema: TableSchema) -> TableRecords:
+def read_table(path: str | Path, schema: TableSchema | str | Path) -> TableRecords:
     """Read the records of a CSV or Parquet file as its public description says.
 
     Args:
         path: The file. CSV is UTF-8 with a header, divided by commas, semicolons or tabs, and may be compressed
             (.csv.gz). Parquet needs pyarrow. Columns that the schema does not name are ignored.
-        schema: The description of the columns.
+        schema: The description of the columns, or the TOML file with it.
 
     Returns:
         The records and the counts of what was dropped, filled and clipped.
@@ -321,8 +331,46 @@ def read_table(path: str | Path, schema: TableSchema) -> TableRecords:
         >>> table.inputs.tolist(), table.targets.tolist()
         ([[0.0], [1.0]], [0, 1])
     """
-    cells = _cells(Path(path).expanduser(), schema.columns)
-    return _records(cells, schema)
+    known = _known(schema)
+    return _records(_cells(Path(path).expanduser(), known.columns), known)
+
+
+def read_inputs(path: str | Path, schema: TableSchema | str | Path) -> Tensor:
+    """Read the inputs of records whose target is not known yet, as a model takes them to predict it.
+
+    The columns of the target and of the centre may be missing and are ignored.
+
+    Args:
+        path: The file, as in `read_table`.
+        schema: The description of the columns with which the model was trained, or the TOML file with it.
+
+    Returns:
+        The inputs ``[records, width]``, float32: one row for each record, in the order of the file.
+
+    Raises:
+        UsageError: As in `read_table`; also if a value is missing, unless the schema has ``missing = "middle"``.
+
+    Example:
+        >>> import tempfile
+        >>> schema = TableSchema("disease", (("no",), ("yes",)), {"age": NumberColumn(20, 80)})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     file = Path(folder, "new.csv")
+        ...     _ = file.write_text("age\\n50\\n80\\n")
+        ...     read_inputs(file, schema).tolist()
+        [[0.0], [1.0]]
+    """
+    known = _known(schema)
+    cells = _cells(Path(path).expanduser(), [*known.inputs])
+    absent = _gaps(cells, known.inputs)
+    if known.missing != "middle":
+        for name, gaps in absent.items():
+            if gaps.any():
+                raise cells.refuse(int(gaps.argmax()), name, "is a missing value; fill it in or remove the record")
+    return _inputs(cells, known, np.arange(len(cells.numbers)), absent)[0]
+
+
+def _known(schema: TableSchema | str | Path) -> TableSchema:
+    return schema if isinstance(schema, TableSchema) else load_schema(schema)
 
 
 def read_numbers(path: str | Path, target: str) -> tuple[TableRecords, TableSchema]:
@@ -458,8 +506,13 @@ def _parquet(path: Path, wanted: list[str] | None) -> _Cells:
     return _Cells(path, columns, "row", range(1, table.num_rows + 1))
 
 
+def _gaps(cells: _Cells, names: Iterable[str]) -> dict[str, npt.NDArray[np.bool_]]:
+    """By column, whether each value is missing."""
+    return {name: np.array([_absent(cell) for cell in cells.columns[name]]) for name in names}
+
+
 def _records(cells: _Cells, schema: TableSchema) -> TableRecords:
-    absent = {name: np.array([_absent(cell) for cell in cells.columns[name]]) for name in schema.columns}
+    absent = _gaps(cells, schema.columns)
     dropped = absent[schema.target].copy() if schema.missing == "middle" else np.zeros(len(cells.numbers), bool)
     for name, gaps in absent.items():
         if schema.missing == "refuse" and gaps.any():
@@ -472,6 +525,23 @@ def _records(cells: _Cells, schema: TableSchema) -> TableRecords:
     used = np.flatnonzero(~dropped)
     if not len(used):
         raise UsageError(f"{cells.path}: all {len(dropped)} records have a missing value, so that none is left")
+    inputs, filled, clipped = _inputs(cells, schema, used, absent)
+    nowhere = np.zeros(len(used), bool)
+    targets = _indices(cells, schema.target, used, nowhere, schema.classes)
+    owners = None
+    if schema.centre is not None:
+        owners = np.array([_word(cells.columns[schema.centre][row]) for row in used.tolist()])
+    counts = TableCounts(len(used), int(dropped.sum()), filled, clipped)
+    return TableRecords(inputs, torch.from_numpy(targets), owners, counts)
+
+
+def _inputs(
+    cells: _Cells,
+    schema: TableSchema,
+    used: npt.NDArray[np.int64],
+    absent: Mapping[str, npt.NDArray[np.bool_]],
+) -> tuple[Tensor, dict[str, int], dict[str, int]]:
+    """The inputs of the records in `used`, and by column how many values were filled in and clipped."""
     clipped, filled, parts = dict[str, int](), dict[str, int](), list[npt.NDArray[np.float32]]()
     for name, column in schema.inputs.items():
         gaps = absent[name][used]
@@ -487,13 +557,7 @@ def _records(cells: _Cells, schema: TableSchema) -> TableRecords:
             held = _indices(cells, name, used, gaps, groups)
             shown = np.where(held[:, None] == np.arange(1, len(groups)), 1, -1)
             parts.append(np.where(gaps[:, None], 0, shown).astype(np.float32))
-    nowhere = np.zeros(len(used), bool)
-    targets = _indices(cells, schema.target, used, nowhere, schema.classes)
-    owners = None
-    if schema.centre is not None:
-        owners = np.array([_word(cells.columns[schema.centre][row]) for row in used.tolist()])
-    counts = TableCounts(len(used), int(dropped.sum()), filled, clipped)
-    return TableRecords(torch.from_numpy(np.concatenate(parts, axis=1)), torch.from_numpy(targets), owners, counts)
+    return torch.from_numpy(np.concatenate(parts, axis=1)), filled, clipped
 
 
 def _numbers(

@@ -299,7 +299,10 @@ class Privacy:
                 f" gives, the exact one at delta = {self.delta:g} is reported beside the result"
             )
         else:
-            strength = f"given noise sigma = {self.sigma:g}; the exact epsilon at delta = {self.delta:g} is reported"
+            strength = (
+                f"given noise sigma = {self.sigma:g}; its epsilon at delta = {self.delta:g} is reported beside the"
+                " result"
+            )
         promise = f"Protected: {who}. Against: {against}. Strength: {strength}."
         return f"{SIMULATION} {promise}" if self.noise == "seeded" else promise
 
@@ -312,7 +315,7 @@ class Privacy:
             "other runs on the same data: their epsilons add up",
             "that a run diverged, and the clients that its error names: an un-noised look at what they computed",
             "the folder of the run: its checkpoints hold the clients' memories as they are",
-            "what two units that belong together (one person, two clients) reveal jointly: their epsilons add up",
+            f"what several {self.unit}s of one person reveal jointly: their epsilons add up, and delta grows faster",
         ]
         if self.trust == "secure-sum":
             least = f"{self.honest} honest clients" if self.honest is not None else "all clients"

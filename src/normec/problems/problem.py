@@ -143,7 +143,7 @@ class Problem:
         self.test_names = tuple(test) if isinstance(test, Mapping) else ()
         for name in self.test_names:
             check_column_name("test set", name)
-        given = {"test": list(test.values()) if isinstance(test, Mapping) else test, "validation": validation}
+        given = {"test": tuple(test.values()) if isinstance(test, Mapping) else test, "validation": validation}
         counts = {"test": len(self.test_names) or len(clients), "validation": len(clients)}
         evaluated = {
             name: _map_style(_sets(sets, counts[name]), collate, f"{name} set")[0] for name, sets in given.items()
@@ -614,16 +614,20 @@ def _name_of(sets: Sequence[Any]) -> str | None:
 
 
 def _sets(given: Evaluated | None, clients: int) -> list[Any]:
-    """Return the sets for evaluation: none, one, or one for each client."""
-    if given is None or not isinstance(given, list | tuple):
-        return [] if given is None else [given]
+    """Return the sets for evaluation: none, one, or one for each client. A list of dicts is one set of items."""
+    if given is None:
+        return []
+    items = isinstance(given, list) and len(given) > 0 and all(isinstance(one, Mapping) for one in given)
+    if items or not isinstance(given, list | tuple):
+        return [given]
     if isinstance(given, tuple) and given and all(isinstance(one, Tensor | np.ndarray) for one in given):
         raise UsageError(
             "test and validation need data sets, got a tuple of tensors; give TensorDataset(inputs, targets)"
         )
     if len(given) != clients:
         raise UsageError(
-            f"test and validation need one data set, or one for each of {clients} clients, got {len(given)}"
+            f"test and validation need one data set, or one for each of {clients} clients, got {len(given)}; "
+            "if its entries are records, give torch.utils.data.Subset(records, range(len(records)))"
         )
     return list(given)
 

@@ -20,6 +20,7 @@ from .releases import Releases
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"  # the final model, under the names of its state_dict
+FEDERATION = "federation"  # the engine of a run between parties, whose model is code of their app
 
 
 class FolderLock:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError, needed
 from ..storage.history import STARTED_BY, History, in_a_line
-from ..storage.run_folder import MODEL
+from ..storage.run_folder import FEDERATION, MODEL
 from ..system.code_files import in_a_file
 from ..system.files import read_if_present, read_json
 from .prediction import PREDICTED, predicted
@@ -136,10 +136,10 @@ def load(folder: str | Path, model: nn.Module | None = None, transform: Callable
     The ledger of a private run must support the ε of its summary, else the run is refused.
 
     Args:
-        folder: The folder of a run, from `train(..., out=folder)`, `Run.save` or the command line.
-        model: A module with the run's parameters, into a copy of which they are loaded. A run of the command line
-            needs none if its settings name a model and data of normec. A file that they name is not run, because a
-            folder may come from anybody.
+        folder: The folder of a run, from `train(..., out=folder)`, `Run.save`, the command line or a federation.
+        model: A module with the run's parameters, into a copy of which they are loaded. A run of `normec train` needs
+            none if its settings name a model and data of normec. A file that they name is not run, because a folder
+            may come from anybody.
         transform: The transform of the problem, if it has one; `predict` applies it.
 
     Returns:
@@ -163,7 +163,8 @@ def load(folder: str | Path, model: nn.Module | None = None, transform: Callable
     if found.summary["status"] in ("diverged", "failed"):
         raise UsageError(f"the run in {folder} {found.summary['status']}: {found.summary.get('error')}")
     tensors = _tensors(folder / MODEL)
-    if model is None and STARTED_BY not in found.summary["config"] and "x" not in tensors:
+    unnamed = STARTED_BY in found.summary["config"] or found.summary.get("engine") == FEDERATION
+    if model is None and not unnamed and "x" not in tensors:
         model, transform = _named_model(found.summary["config"]) or (None, transform)
     if model is not None:
         model = _filled(model, tensors, folder)

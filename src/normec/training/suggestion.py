@@ -270,8 +270,8 @@ def suggest(
     name = method if method is not None else "dpsgd-clip" if by_record else "normec"
     if not isinstance(name, str):
         raise UsageError(
-            f"method must be the name of a method, such as 'normec', got {type(name).__name__}; give the privacy "
-            "statement as privacy=…"
+            f"method must be the name of a method, such as 'normec', got an object {type(name).__name__}; give a "
+            "method by its name alone, and the privacy statement as privacy=…"
         )
     if is_own(name):
         raise UsageError(f"no rule is known for a method of your own, {name}; choose its settings on public data")
@@ -438,7 +438,7 @@ def _settings(
     steps = f"All steps together are {_rounded(length):g} long"
     reason = f"{steps}, which suits a model of {suits}."
     if length < 0.9 * free:
-        reason = f"{steps}. Without noise it would be {_rounded(free):g}, but noise adds up too."
+        reason = f"{steps}. Without noise they would be {_rounded(free):g}, but noise adds up too."
     yield SuggestedSetting("lr", _rounded(length / rounds / direction), reason)
 
 

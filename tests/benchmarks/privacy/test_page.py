@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib import image
@@ -189,3 +190,12 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     *_, path = page.write(tmp_path)
     assert path.name == page.PICTURE
     assert image.imread(path).std() > 0.05
+
+
+def test_the_example_of_a_study_draws_settings_for_every_contender() -> None:
+    found: dict[str, Any] = {}
+    exec(page.PROTOCOL.split("```py\n")[1].split("```")[0], found)
+    study = found["MINE"]
+    assert len(study.cells()) == len(study.epsilons) * len(study.splits) * len(study.contenders)
+    for name in study.contenders:
+        assert len(study.budget.settings(study.contender(name))) == study.budget.trials

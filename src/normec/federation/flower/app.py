@@ -27,7 +27,7 @@ from ...experiments.resolve import Measured, resolved
 from ...settings.validation import to_toml
 from ...system.files import write_atomic
 from ...system.processes import keep_freed_memory
-from ...training.summary import record_end, summarise, write_summary
+from ...training.summary import record_end, summarise, write_summary, write_tables
 from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.coordinator import Coordinator
 from ..protocol.federated_run import disk_failure
@@ -49,7 +49,7 @@ from .server_loop import run_rounds
 from .settings import Settings, located
 from .signed_terms import agreed_by_all
 from .sum_loop import introductions, run_sums, sum_limits
-from .task import Task, folder_of, problem_of, start_of
+from .task import Task, folder_of, problem_of, start_of, trained
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -177,7 +177,10 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
                 run_sums(run, mailbox, roster, timeouts, _say)
             else:
                 run_rounds(run, mailbox, roster, timeouts, _say)
-            write_summary(out, summarise(run.finish(), config.record(settings_of_run.RECORDED)))
+            result = run.finish()
+            result.model = trained(model, result.x)
+            write_tables(out, result)
+            write_summary(out, summarise(result, config.record(settings_of_run.RECORDED)))
             _say(run.stopped or f"finished; the run is in {out}")
         except Diverged as error:
             facts = {"status": "diverged", "round": error.round, "error": str(error)}

@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 import logging
 import math
+import os
 import signal
 import time
 import tomllib
@@ -75,11 +76,12 @@ def run_supernode(
 
     private = read_private_key(key)
     trusted = _read(root_certificates, "the authority's certificate")
-    client = limited_client(allowed)
-    setattr(fleet_http_connection, "FleetHttpClient", client)  # noqa: B010  (the client of Flower's connection)
+    client, signals = limited_client(allowed), Signals()
+    watched = watched_client(client, signals)
+    setattr(fleet_http_connection, "FleetHttpClient", watched)  # noqa: B010  (the client of Flower's connection)
     connect = fleet_http_connection.http_request_response
     with (
-        _Signals() as signals,
+        signals,
         _admitted(client, superlink, trusted, private, key.with_name(key.name + ".node"), patience, reach) as fleet,
         connect(superlink, False, trusted, (private, private.public_key())) as connection,
     ):
@@ -121,7 +123,28 @@ def limited_client(allowed: MessageLimits) -> type[FleetHttpClient]:
     return Limited
 
 
-def _answered(app: ClientApp, message: Message, node: int, node_config: dict[str, Any], signals: _Signals) -> Message:
+def watched_client(client: type[FleetHttpClient], signals: Signals) -> type[FleetHttpClient]:
+    """Return a client that ends the process by `signals` once the server no longer knows the party's key.
+
+    Flower's own answer is SIGINT, which looks like its owner's wish to stop, and a traceback in the thread of the
+    heartbeats.
+    """
+    import httpx
+
+    class Watched(client):  # type: ignore[misc, valid-type]
+        def SendNodeHeartbeat(self, request: Any) -> Any:  # noqa: N802  (Flower's name)
+            try:
+                return super().SendNodeHeartbeat(request)
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != httpx.codes.UNAUTHORIZED:
+                    raise
+                signals.disown()
+                raise httpx.TransportError("the server does not know this party") from None  # Flower waits and retries
+
+    return Watched
+
+
+def _answered(app: ClientApp, message: Message, node: int, node_config: dict[str, Any], signals: Signals) -> Message:
     """The answer to a request."""
     from flwr.app import Context, Error, Message, RecordDict
     from flwr.common.constant import ErrorCode
@@ -219,16 +242,22 @@ def _client_module(app: Path) -> tuple[Any, str]:
     return importlib.import_module(module), name
 
 
-class _Signals:
+class Signals:
     """End the process on SIGINT and SIGTERM: at once while it waits, and after the answer while it computes one.
 
-    Flower also raises SIGINT when the server no longer knows the party's key.
+    Raises:
+        NotAdmitted: `disown` was called: the server no longer knows the party's key.
     """
 
     def __init__(self) -> None:
-        self._busy, self._asked = False, False
+        self._busy, self._asked, self._disowned = False, False, False
 
-    def __enter__(self) -> _Signals:
+    def disown(self) -> None:
+        """End the process because the server no longer knows the party's key; any thread may call this."""
+        self._disowned = True
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def __enter__(self) -> Signals:
         numbers = (signal.SIGINT, signal.SIGTERM)
         self._before = {number: signal.signal(number, self._note) for number in numbers}
         return self
@@ -236,6 +265,11 @@ class _Signals:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        if self._disowned:
+            raise NotAdmitted(
+                "the server no longer knows this party's key: it was unregistered, or the SuperLink was started "
+                "without its database; ask the server's owner (a key that was unregistered cannot be used again)"
+            ) from None
 
     @contextmanager
     def later(self) -> Iterator[None]:

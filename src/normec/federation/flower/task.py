@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import vector_to_parameters
 from torch.utils.data import Dataset
 
 from ...errors import UsageError
@@ -38,6 +40,13 @@ def start_of(
     problem = problem_of(task, test, model)
     buffers = problem.initial_buffers()
     return problem.x0, lambda x: problem.evaluate(x, buffers)
+
+
+def trained(model: nn.Module, x: Tensor) -> nn.Module:
+    """Return a copy of the model with x as its trainable parameters."""
+    found = copy.deepcopy(model)
+    vector_to_parameters(x.detach().clone(), (p for p in found.parameters() if p.requires_grad))
+    return found
 
 
 def first_model(task: Task) -> Tensor:

@@ -65,7 +65,8 @@ class AgreedTerms:
             agreed, asked = getattr(wanted, field.name), getattr(stated, field.name)
             if agreed != asked:
                 name, agreed, asked = _difference(field.name, agreed, asked)
-                return Verdict("terms", f"the request has {name} = {asked!r}, the agreed terms have {agreed!r}")
+                order = "; parties must be registered in the order of the terms" if name == "index" else ""
+                return Verdict("terms", f"the request has {name} = {asked!r}, the agreed terms have {agreed!r}{order}")
         return None
 
     def differs_from(self, other: Self) -> str | None:

@@ -24,7 +24,7 @@ from ...privacy.mechanism import Mechanism, Spent
 from ...privacy.statement import Privacy
 from ...problems.objective import checksum
 from ...storage.history import UNNOISED, Row
-from ...storage.run_folder import RunStorage
+from ...storage.run_folder import FEDERATION, RunStorage
 from ...training.model_step import ModelStep
 from ...training.run import Plan, Run, State
 from .journal import JOURNAL, Journal
@@ -246,7 +246,7 @@ class FederatedRun:
             model=None,
             history=history,
             timings=self.timings,
-            engine="federation",
+            engine=FEDERATION,
             rounds=self.plan.rounds,
             n=len(self.parties),
             privacy=self._spent(),
