@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+import normec
 from normec.cli.app import run as command
+from normec.errors import UsageError
 
 WORDS = ["--rounds", "3", "--clients", "5", "--quiet"]
 
@@ -92,6 +94,7 @@ SPENT = {
     "fewer releases in the summary": edited("summary.json", lambda held: held["privacy"].update(releases=2)),
     "no simulation in the summary": edited("summary.json", lambda held: held["privacy"].update(simulation=False)),
     "another delta in the summary": edited("summary.json", lambda held: held["privacy"].update(delta=1e-9)),
+    "no privacy in the summary": edited("summary.json", lambda held: held.update(privacy=None)),
 }
 
 
@@ -153,6 +156,53 @@ def test_the_epsilon_of_a_ledger_is_that_of_its_releases(
     shown, normal = json.loads(capsys.readouterr().out)[0]["epsilon"], NormalDist()
     delta = normal.cdf(-shown / mu + mu / 2) - math.exp(shown) * normal.cdf(-shown / mu - mu / 2)
     assert delta == pytest.approx(1e-5, rel=1e-6)
+
+
+@pytest.mark.quick_cases(1)
+@pytest.mark.parametrize(
+    ("name", "now"), [("delta", 1e-12), ("unit", "record"), ("relation", "replace"), ("trust", "local")]
+)
+def test_an_epsilon_is_not_shown_beside_another_promise(
+    copied: Path, name: str, now: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that somebody hands out, without its checkpoint, whose settings say more than its ledger."""
+    shutil.rmtree(copied / "checkpoint")
+    before = json.loads((copied / "ledger.jsonl").read_text().splitlines()[0])["privacy"][name]
+    assert before != now
+    edited("summary.json", lambda held: held["config"].update({name: now}))(copied)
+    said = refused(capsys, "results", str(copied.parent), "--each", "--format", "csv")
+    assert f"{name} = {before!r}, and the settings say {now!r}" in said
+    with pytest.raises(UsageError, match=f"{name} = "):
+        normec.load(copied)
+    replaced("config.toml", f'"{name}" = {json.dumps(before)}', f'"{name}" = {json.dumps(now)}')(copied)
+    assert f"{name} = {before!r}, and the settings say {now!r}" in refused(capsys, "report", str(copied))
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted"])
+def test_a_ledger_is_not_taken_for_that_of_a_run_without_privacy(
+    copied: Path, status: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The rows of a run whose summary states no privacy were shown with an ε of their own."""
+    edited("summary.json", lambda held: held.update(privacy=None, status=status))(copied)
+    edited("summary.json", lambda held: held["final"].update(epsilon=0.1))(copied)
+    said = refused(capsys, "results", str(copied.parent), "--each", "--format", "csv")
+    assert "3 releases, and summary.json states no privacy" in said
+    with pytest.raises(UsageError, match="states no privacy"):
+        normec.load(copied)
+
+
+@pytest.mark.parametrize("field", ["count", "multiplier", "epsilon"])
+def test_a_number_that_no_float_holds_is_damage(copied: Path, field: str, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(copied / "checkpoint")
+    lines = [json.loads(line) for line in (copied / "ledger.jsonl").read_text().splitlines()]
+    chained([*lines[:-1], {**lines[-1], field: 10**400}], copied)
+    assert "is not what a run writes" in refused(capsys, "results", str(copied.parent), "--each", "--format", "csv")
+
+
+def test_a_summary_whose_privacy_lacks_an_entry_is_damaged(copied: Path) -> None:
+    edited("summary.json", lambda held: held["privacy"].pop("sigma"))(copied)
+    with pytest.raises(UsageError, match="its privacy is not what a run writes"):
+        _ = normec.load(copied).privacy
 
 
 @pytest.mark.parametrize("kept", [False, True], ids=["no ledger", "another epsilon in the rows"])

@@ -202,6 +202,10 @@ def test_whether_a_run_is_training_is_seen_without_its_lock(tmp_path: Path) -> N
     assert not being_written(tmp_path)
     fcntl.flock(lock, fcntl.LOCK_EX)
     assert being_written(tmp_path)
+    sent = tmp_path / "sent"  # a folder of somebody else, whose ledger would go unverified while it trains
+    sent.mkdir()
+    (sent / ".lock").symlink_to(tmp_path / ".lock")
+    assert not being_written(sent)
     lock.close()
     assert not being_written(tmp_path)
 

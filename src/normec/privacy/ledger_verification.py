@@ -1,8 +1,8 @@
 """Compare the ledger of a run with the spending that its checkpoint and summary state.
 
 An ε that is read from a file needs its ledger: it is shown only if the ledger exists, its hashes verify, the checkpoint
-recognises it, and its releases amount to that ε, which is computed again. The checks read the folder and change nothing
-in it. They find damage and mistakes. Whoever writes a ledger can also write another one that fits together, so they are
+recognises it, its releases amount to that ε, which is computed again, and it states the same δ, unit, relation and trust
+as the settings beside it. The checks read the folder and change nothing in it. They find damage and mistakes. Whoever writes a ledger can also write another one that fits together, so they are
 no proof against the owner of the run.
 
 Under local trust a party of a federation may have released more messages than the server's ledger has rounds. Their
@@ -30,6 +30,8 @@ MOST_BEYOND = 10**9  # the most releases beyond a ledger that a summary may stat
 _LATEST = Path("checkpoint") / "latest.json"
 _TOLERANCE = 1e-9  # relative, of an ε in closed form
 _SAMPLED_TOLERANCE = 0.01  # of an ε of sampled releases, which depends on the version of the accountant's library
+_TERMS = ("delta", "unit", "relation", "trust")  # of a guarantee, beside its ε
+_RESULTS = ("finished", "stopped")  # whose summaries state what was spent
 CURE = "restore the run's folder from a backup; its epsilon is not shown"
 
 
@@ -45,16 +47,17 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
 
     Args:
         folder: The folder of the run.
-        summary: The contents of its summary.json, if there is one; else at least its last row, as `final`.
+        summary: The contents of its summary.json, if there is one; else at least its last row, as `final`. Its `config`
+            are the settings that are shown beside ε.
 
     Raises:
         UsageError: The ledger is missing, damaged, or contradicts the summary.
     """
-    checkpoint = _checkpoint(folder)
-    spent, head = (summary or {}).get("privacy"), _head_in(checkpoint)
+    checkpoint, told = _checkpoint(folder), summary or {}
+    spent, head = told.get("privacy"), _head_in(checkpoint)
     path = folder / "ledger.jsonl"
     missing = read_if_present(path) is None
-    stated = isinstance(spent, Mapping) or _rows_tell((summary or {}).get("final"))
+    stated = isinstance(spent, Mapping) or _rows_tell(told.get("final"))
     if missing and head is None and not stated:
         return None
     if missing:
@@ -68,22 +71,35 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
         local = header["privacy"]["trust"] == "local"
         scheduled = "noise_schedule" in header["privacy"]
         seeded = header["privacy"].get("noise") == "seeded"
+        paid = last._replace(epsilon=_amount(last.epsilon, events, delta))
     except (LedgerDamaged, OSError) as error:
         raise UsageError(f"{error}; {CURE}") from None
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UsageError(f"{path} is not what a run writes; {CURE}") from None
-    paid = last._replace(epsilon=_amount(last.epsilon, events, delta))
+    _refuse_other_terms(path, header["privacy"], told.get("config"))
     beyond = max(_beyond(folder, checkpoint, paid.releases, scheduled) if local else 0, _beyond_in(spent))
     if beyond and events:  # counted like the release with the least noise
         least = min(events, key=lambda event: event.multiplier)
         events = [*events, dataclasses.replace(least, count=beyond)]
         paid = Paid(_epsilon(tuple(events), delta), paid.releases + beyond)
     if not isinstance(spent, Mapping):
+        if "privacy" in told or told.get("status") in _RESULTS:
+            raise UsageError(f"{path} has {paid.releases} releases, and summary.json states no privacy; {CURE}")
         return paid
     if spent.get("simulation", seeded) != seeded:
         kind = "a simulation" if seeded else "no simulation"
         raise UsageError(f"{path} is that of {kind}, and summary.json says otherwise; {CURE}")
-    return _agreed(path, spent, paid, events, delta, ended=(summary or {}).get("status") == "finished")
+    return _agreed(path, spent, paid, events, delta, ended=told.get("status") == "finished")
+
+
+def _refuse_other_terms(path: Path, promised: Mapping[str, Any], settings: object) -> None:
+    """Refuse settings under which the ε of the ledger would promise something else."""
+    for name in _TERMS if isinstance(settings, Mapping) else ():
+        if settings.get(name) is not None and settings[name] != promised.get(name):
+            raise UsageError(
+                f"{path} is that of a run with {name} = {promised.get(name)!r}, and the settings say "
+                f"{settings[name]!r}; {CURE}"
+            )
 
 
 def _amount(stated: float, events: Sequence[Event], delta: float) -> float:

@@ -223,7 +223,7 @@ def _verify(view: RunView) -> None:
     from ..privacy.ledger_verification import verified
 
     try:
-        known = verified(view.folder, {**view.summary, "final": view.final})
+        known = verified(view.folder, {**view.summary, "final": view.final, "config": view.terms})
         view.paid, view.released = known if known is not None else (0.0, 0)
     except UsageError as error:
         view.distrust = str(error)
@@ -262,7 +262,7 @@ def read_runs(folders: list[Path]) -> tuple[list[RunView], list[str]]:
 def being_written(folder: Path) -> bool:
     """Whether a process is training in the folder, without using its lock."""
     try:
-        lock = (folder / ".lock").stat()
+        lock = (folder / ".lock").lstat()  # a link would name the lock of another process
     except OSError:
         return False
     try:

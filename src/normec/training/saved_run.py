@@ -95,7 +95,13 @@ class SavedRun(Result):
         held = self.summary["privacy"]
         if held is None:
             return None
-        return Spent(**held | {name: tuple(held[name]) for name in ("not_covered", "notes")})
+        try:
+            return Spent(**held | {name: tuple(held[name]) for name in ("not_covered", "notes")})
+        except (TypeError, KeyError):
+            raise UsageError(
+                f"{self.folder / 'summary.json'} is damaged: its privacy is not what a run writes; restore it from a "
+                "backup"
+            ) from None
 
     @property
     def x(self) -> Tensor:
