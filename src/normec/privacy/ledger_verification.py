@@ -1,9 +1,10 @@
 """Compare the ledger of a run with the spending that its checkpoint and summary state.
 
 An ε that is read from a file needs its ledger: it is shown only if the ledger exists, its hashes verify, the checkpoint
-recognises it, its releases amount to that ε, which is computed again, and it states the same δ, unit, relation and trust
-as the settings beside it. The checks read the folder and change nothing in it. They find damage and mistakes. Whoever writes a ledger can also write another one that fits together, so they are
-no proof against the owner of the run.
+recognises it, its releases amount to that ε, which is computed again, and the settings beside it have the δ, unit,
+relation and trust of the ledger. The checks read the folder and change nothing in it. They find damage and mistakes.
+Whoever writes a ledger can also write another one that fits together, so they are no proof against the owner of the
+run.
 
 Under local trust a party of a federation may have released more messages than the server's ledger has rounds. Their
 number follows from the records of the parties ("seats") in the server's checkpoint, which is written before a party can
