@@ -95,11 +95,12 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
 
 def _refuse_other_terms(path: Path, promised: Mapping[str, Any], settings: object) -> None:
     """Refuse settings under which the ε of the ledger would promise something else."""
-    for name in _TERMS if isinstance(settings, Mapping) else ():
-        if settings.get(name) is not None and settings[name] != promised.get(name):
+    stated = settings if isinstance(settings, Mapping) else {}
+    for name in _TERMS:
+        if stated.get(name) not in (None, promised.get(name)):
             raise UsageError(
-                f"{path} is that of a run with {name} = {promised.get(name)!r}, and the settings say "
-                f"{settings[name]!r}; {CURE}"
+                f"{path} is that of a run with {name} = {promised.get(name)!r}, and the settings say {stated[name]!r}; "
+                f"{CURE}"
             )
 
 

@@ -75,7 +75,7 @@ def sections(view: RunView, chart: Html) -> list[Section]:
 
 
 def _parties(view: RunView) -> Html:
-    """The statement of each party of a federation, by its own ledger."""
+    """The statement of each party of a federation, as the folder has it."""
     trust = WATCHERS.get(str(view.terms.get("trust")), "its observer")
     said = []
     for party in view.parties:
@@ -96,7 +96,10 @@ def _parties(view: RunView) -> Html:
         ]
         listed = e("dl", [join(e("dt", name), e("dd", text)) for name, text in rows if text], class_="statement")
         said.append(join(e("h3", party["name"]), listed))
-    about = "Each party keeps a ledger of its own, which counts all its runs and every attempt."
+    about = (
+        "Each party keeps a ledger of its own, which counts all its runs and every attempt. These are the parties' "
+        "statements when the run ended; their ledgers are not checked here."
+    )
     return join(e("p", about), *said)
 
 
