@@ -69,7 +69,8 @@ def _nearest(columns: Sequence[Sequence[int]]) -> float:
     for column in columns:
         ranks = np.array(column)
         apart += ((ranks[:, None] - ranks) / (max(column) or 1)) ** 2
-    return float(apart[np.triu_indices(count, 1)].min(initial=np.inf if count > 1 else 0.0))
+    np.fill_diagonal(apart, np.inf)
+    return float(apart.min())
 
 
 def range_ends(bounds: Mapping[str, Any], chosen: Setting, count: int) -> dict[str, str]:

@@ -345,15 +345,15 @@ def _check_tables(app: Path, options: LocalOptions) -> None:
         return
     if len(options.tables) != options.count:
         raise UsageError(f"--table must be given once for each of {options.count} parties, got {len(options.tables)}")
-    schema, known = schema_of(app), set[Path]()
+    schema, known = schema_of(app), dict[str, Path]()
     for table in options.tables:
-        if table.resolve() in known:
-            raise UsageError(
-                f"--table names {table} twice: two parties would send messages about every record, and each counts its "
-                "own alone; give each party a table of its own"
-            )
-        known.add(table.resolve())
         read_table(table, schema)
+        same = known.setdefault(inputs.digest(table), table)
+        if same is not table:
+            raise UsageError(
+                f"--table {table} has the same content as --table {same}: two parties would send messages about every "
+                "record, and each counts its own alone; give each party a table of its own"
+            )
 
 
 def _write_statements(out: Path, federation: Federation) -> None:

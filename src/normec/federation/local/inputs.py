@@ -39,13 +39,18 @@ def claim(home: Path, app: Path, settings: Settings, tables: Sequence[Path]) -> 
         UsageError: A run has begun there with another app, other settings or other tables.
     """
     given: dict[str, Any] = {"app": app.name, **{name: getattr(settings, name) for name in SETTINGS}}
-    given["tables"] = [hashlib.sha256(read_bytes(table)).hexdigest() for table in tables]
+    given["tables"] = [digest(table) for table in tables]
     noted = home / FILE
     begun = (home.parent / "config.toml").exists() or any(home.glob(f"parties/*/{account.FILE}"))
     if begun and noted.exists():
         _compare(home.parent, read_json(noted), given, tables)
         return
     write_atomic(noted, json.dumps(given, indent=1) + "\n", private=True)
+
+
+def digest(table: Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(read_bytes(table)).hexdigest()
 
 
 def _compare(out: Path, known: Any, given: dict[str, Any], tables: Sequence[Path]) -> None:
