@@ -144,7 +144,7 @@ def test_a_federation_on_one_machine_needs_a_readable_table_for_each_party(app: 
         federation(good, bad)
     copy = tmp_path / "copy.csv"
     copy.write_bytes(good.read_bytes())
-    for same in (copy, tmp_path / "app" / ".." / "good.csv"):
+    for same in (good, copy, tmp_path / "app" / ".." / "good.csv"):
         with pytest.raises(UsageError, match=r"has the same content as --table .*good\.csv: two parties would send"):
             federation(good, other, same)
     assert not (tmp_path / "out").exists()

@@ -348,12 +348,13 @@ def _check_tables(app: Path, options: LocalOptions) -> None:
     schema, known = schema_of(app), dict[str, Path]()
     for table in options.tables:
         read_table(table, schema)
-        same = known.setdefault(inputs.digest(table), table)
-        if same is not table:
+        content = inputs.digest(table)
+        if content in known:
             raise UsageError(
-                f"--table {table} has the same content as --table {same}: two parties would send messages about every "
-                "record, and each counts its own alone; give each party a table of its own"
+                f"--table {table} has the same content as --table {known[content]}: two parties would send messages "
+                "about every record, and each counts its own alone; give each party a table of its own"
             )
+        known[content] = table
 
 
 def _write_statements(out: Path, federation: Federation) -> None:
