@@ -18,6 +18,7 @@ from normec.report import page
 from normec.report.html import e
 
 EVIL = '<script>document.title="taken"</script><img src=x onerror=alert(1)>'
+PROMISED = ("unit", "relation", "trust")  # settings that the ledger states as well; with others a page is refused
 STEERING = "\x1b]0;taken\x07\x1b[31m\u202edlrow\x9b2J"
 
 
@@ -41,14 +42,17 @@ class Tags(HTMLParser):
 
 
 def poisoned(folder: Path, evil: str) -> Path:
-    """A run with `evil` in every string that its files hold."""
+    """A run with `evil` in every string that its files hold, except those that its ledger contradicts."""
     for name in ("summary.json", "checkpoint/latest.json"):
         held = json.loads((folder / name).read_text())
         ledger = {"ledger": held["ledger"]} if "ledger" in held else {}  # else its epsilon would not be shown at all
         (folder / name).write_text(json.dumps({**_replaced(held, evil), **ledger}))
     quoted = json.dumps(evil)
     settings = [line.partition(" = ") for line in (folder / "config.toml").read_text().splitlines()]
-    lines = [f"{key} = {quoted if value.startswith(chr(34)) else value}" for key, _, value in settings]
+    lines = [
+        f"{key} = {quoted if value.startswith(chr(34)) and key not in PROMISED else value}"
+        for key, _, value in settings
+    ]
     (folder / "config.toml").write_text("\n".join(lines) + "\n")
     (folder / "clients.json").write_text(json.dumps({"columns": ["client", evil], "rows": [[evil, evil]]}))
     return folder
@@ -56,7 +60,7 @@ def poisoned(folder: Path, evil: str) -> Path:
 
 def _replaced(held: Any, evil: str) -> Any:
     if isinstance(held, dict):
-        return {key: _replaced(value, evil) for key, value in held.items()} | {evil: evil}
+        return {key: value if key in PROMISED else _replaced(value, evil) for key, value in held.items()} | {evil: evil}
     if isinstance(held, list):
         return [_replaced(value, evil) for value in held]
     return evil if isinstance(held, str) else held
