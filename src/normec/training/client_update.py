@@ -68,6 +68,7 @@ class ClientUpdate:
         self.form = form if form is not None and fused_form_agrees(method, form, dimension) else None
         # Messages that are scaled differences need not be stored if only their sum is used.
         self.fused = self.form is not None and (mechanism is None or mechanism.takes_sums)
+        self.forgets = not steps.ignores_absence and (self.form is None or self.form.keep != 1)
         self._method = method
 
     def send_fused(self, state: State, block: Block, meter: Meter | None) -> Tensor:
@@ -144,7 +145,7 @@ class ClientUpdate:
 
     def idle(self, state: State, drawn: Tensor) -> None:
         """Update the states of the clients that do not take part; `drawn` are the rows of the others, on the host."""
-        if not state.clients or self._steps.ignores_absence:
+        if not state.clients or not self.forgets:
             return
         seed = derive_seed(self._seed, "forgetting", state.round)
         if self.form is not None:

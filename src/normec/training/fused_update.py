@@ -104,8 +104,6 @@ def _update(
 
 def forget(keep: float, memory: Tensor, drawn: Tensor, seed: int) -> None:
     """Multiply the memories of the clients that were not drawn by `keep`, in place; `drawn` is on the host."""
-    if keep == 1:
-        return
     wide = torch.float32 if memory.dtype == torch.bfloat16 else memory.dtype
     factors = torch.full((len(memory), 1), keep, dtype=wide)
     factors[drawn] = 1.0

@@ -45,8 +45,7 @@ class GraphedRound:
         self._graphs = CudaGraphs("the update") if x.is_cuda else None
         real = mechanism is not None and not mechanism.simulated  # then every round is checked before it is released
         # The forgetting of clients that are not drawn uses factors that the host computes.
-        keeps = steps.ignores_absence or (update.form is not None and update.form.keep == 1)
-        forgetting = not keeps and not isinstance(plan.participation, Everyone)
+        forgetting = update.forgets and not isinstance(plan.participation, Everyone)
         self.suited = able and update.fused and not real and not forgetting and recordable(steps.method)
         self.able = self.suited and x.is_cuda
         self._round, self._lr = torch.zeros((), dtype=torch.int64, device=x.device), x.new_zeros(())
