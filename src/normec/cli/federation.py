@@ -89,9 +89,9 @@ def local(
 ) -> int:
     """Run a whole federation on this machine: a SuperLink and one process per party, with TLS.
 
-    Without options, four hospitals train a model whose secure sums protect every patient with ε = 1. Another method
-    than that of the app or example runs with its usual settings. No process is left running. The run has a folder like
-    any other; the same command continues after a stop.
+    Without options, four hospitals train a model whose secure sums protect every patient with ε = 1. A method
+    other than that of the app or example runs with its usual settings. No process is left running. The run has a
+    folder like any other; the same command continues after a stop.
     """
     require_flower()
     from ..experiments.build import PRIVATE_SETTINGS

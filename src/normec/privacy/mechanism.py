@@ -548,7 +548,7 @@ class Mechanism:
         return self._account.upper(self.release.turns) if self._account.releases else 0.0
 
     def epsilon_at(self, round: int) -> float:
-        """An upper bound of ε up to and with `round`, which is cheap to compute and the same in a resumed run."""
+        """An upper bound of ε up to and including `round`, which is cheap to compute and the same in a resumed run."""
         return self._ledger.epsilon_at(round) if self._ledger is not None else self.epsilon()
 
     def epsilon_with(self, more: int) -> float:
