@@ -21,7 +21,7 @@ from normec.gradients.precision import products
 from normec.training import fused_update as update
 
 from ..support.forms import form
-from . import image_checks, norm_checks, pool_checks, tile_checks
+from . import image_checks, norm_checks, own_weight_checks, pool_checks, tile_checks
 from .cases import BATCH, engines, everything, problem
 from .nearness import LAST, framed, near, untouched
 
@@ -170,6 +170,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_shared_pass,
     *image_checks.CHECKS,
     *norm_checks.CHECKS,
+    *own_weight_checks.CHECKS,
     *pool_checks.CHECKS,
     *tile_checks.CHECKS,
 )

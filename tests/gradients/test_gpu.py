@@ -127,6 +127,7 @@ def check_closing() -> None:
         closing_checks.compare(name, DEVICE)
     closing_checks.compare("normec", DEVICE, "batchnorm")
     closing_checks.check_blame(DEVICE)
+    closing_checks.check_gradients_that_move(DEVICE)
 
     class Waits(SmoothedNorm):
         def scale(self, norm: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .graphed_round_checks import CASES, check_blame, compare
+from .graphed_round_checks import CASES, check_blame, check_gradients_that_move, compare
 
 
 @pytest.mark.quick_cases(4)
@@ -15,3 +15,7 @@ def test_closed_rounds_are_rounds(name: str) -> None:
 
 def test_what_breaks_unseen_is_blamed() -> None:
     check_blame("cpu")
+
+
+def test_gradients_may_move() -> None:
+    check_gradients_that_move("cpu")

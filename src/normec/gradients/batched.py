@@ -6,6 +6,7 @@ It also computes gradients at a point for each client, for local steps.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from ..sampling.batches import Batches
 from .batch_feed import BatchFeed
 from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
+from .own_weights import RULES, OwnWeights
 from .precision import Precision, autocast
 from .shared.slots import NoRule
 
@@ -106,6 +108,6 @@ class BatchedEngine(BlockEngine):
         gradient = grad_and_value(one, has_aux=True)
         dimensions = (None if shared else 0, 0, 0, 0)
         each = vmap(gradient, in_dims=dimensions, randomness="error")
-        with RefuseOwnVmapRules(NoRule):
+        with RefuseOwnVmapRules(NoRule, RULES), nullcontext() if shared else OwnWeights():
             grads, (losses, after) = each(x, buffers, inputs, targets)
         return grads, (losses, after)

@@ -35,16 +35,17 @@ def over_groups(values, G: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def affine(weight, bias, c, C: tl.constexpr, AFFINE: tl.constexpr):
+def affine(weight, bias, row, c, C: tl.constexpr, AFFINE: tl.constexpr):
+    """Scale and offset of a norm, from a row of the tables of clients with weights of their own."""
     scale, offset = tl.full((C,), 1.0, tl.float32), tl.zeros((C,), tl.float32)
     if AFFINE:
-        scale, offset = tl.load(weight + c).to(tl.float32), tl.load(bias + c).to(tl.float32)
+        scale, offset = tl.load(weight + row * C + c).to(tl.float32), tl.load(bias + row * C + c).to(tl.float32)
     return scale, offset
 
 
 @triton.jit
 def _forward_whole(
-    x, y, shortcut, weight, bias, mean_out, inverse_out, P, eps,
+    x, y, shortcut, weight, bias, mean_out, inverse_out, P, each, eps,
     AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
     G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
@@ -58,14 +59,14 @@ def _forward_whole(
     inverse = 1.0 / tl.sqrt(over_groups(value * value, G, C, BLOCK_P) / count + eps)
     tl.store(mean_out + image * C + c, mean)
     tl.store(inverse_out + image * C + c, inverse)
-    scale, offset = affine(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, image // each, c, C, AFFINE)
     value = follow(value * (inverse * scale)[None, :] + offset[None, :], shortcut, at, real, RELU, SHORTCUT)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=real)
 
 
 @triton.jit
 def _backward_whole(
-    g, also, x, y, dx, passed, weight, bias, mean_in, inverse_in, sums, P,
+    g, also, x, y, dx, passed, weight, bias, mean_in, inverse_in, sums, P, each,
     AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ALSO: tl.constexpr,
     G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
@@ -74,7 +75,7 @@ def _backward_whole(
     at, real, count = image.to(tl.int64) * P * C + r[:, None] * C + c[None, :], (r < P)[:, None], P * (C // G)
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
-    scale, offset = affine(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, image // each, c, C, AFFINE)
     slope, value = back(g, also, x, y, at, real, mean, inverse * scale, offset, RELU, SHORTCUT, ALSO)
     if SHORTCUT:
         tl.store(passed + at, slope.to(passed.dtype.element_ty), mask=real)
@@ -90,7 +91,7 @@ def _backward_whole(
 
 @triton.jit
 def _forward(
-    x, y, shortcut, weight, bias, mean_out, inverse_out, P, eps,
+    x, y, shortcut, weight, bias, mean_out, inverse_out, P, each, eps,
     AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
     G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
@@ -112,7 +113,7 @@ def _forward(
     inverse = 1.0 / tl.sqrt(by_group(tl.sum(square, 0), G, C) / count + eps)
     tl.store(mean_out + image * C + c, mean)
     tl.store(inverse_out + image * C + c, inverse)
-    scale, offset = affine(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, image // each, c, C, AFFINE)
     scale = inverse * scale
     for start in range(0, P, BLOCK_P):
         r = start + tl.arange(0, BLOCK_P)
@@ -125,7 +126,7 @@ def _forward(
 
 @triton.jit
 def _backward(
-    g, also, x, y, dx, passed, weight, bias, mean_in, inverse_in, sums, P,
+    g, also, x, y, dx, passed, weight, bias, mean_in, inverse_in, sums, P, each,
     AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ALSO: tl.constexpr,
     G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
@@ -134,7 +135,7 @@ def _backward(
     own = image.to(tl.int64) * P * C
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
-    scale, offset = affine(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, image // each, c, C, AFFINE)
     total = tl.zeros((BLOCK_P, C), tl.float32)
     along = tl.zeros((BLOCK_P, C), tl.float32)
     for start in range(0, P, BLOCK_P):
@@ -187,13 +188,17 @@ def forward(
     relu: bool = False,
     shortcut: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, mean, 1/std) of channels-last x; the two ``[images, C]``, a group's value at each of its channels."""
+    """(y, mean, 1/std) of channels-last x; the two ``[images, C]``, a group's value at each of its channels.
+
+    Weight and bias are ``[C]``, or ``[clients, C]`` and contiguous.
+    """
     images, C = x.shape[:2]
     mean, inverse = x.new_empty(2, images, C, dtype=torch.float32)
     y = torch.empty_like(x)
     whole, blocks = _blocks(x.shape[2] * x.shape[3], C)
     (_forward_whole if whole else _forward)[(images,)](
-        x, y, pointer(shortcut, x), *scales(weight, bias, x), mean, inverse, x.shape[2] * x.shape[3], eps,
+        x, y, pointer(shortcut, x), *scales(weight, bias, x), mean, inverse,
+        x.shape[2] * x.shape[3], images_each(x, weight), eps,
         AFFINE=weight is not None, RELU=relu, SHORTCUT=shortcut is not None, G=groups, C=C, **blocks,
     )  # fmt: skip
     return y, mean, inverse
@@ -221,10 +226,15 @@ def backward(
     whole, blocks = _blocks(x.shape[2] * x.shape[3], C)
     (_backward_whole if whole else _backward)[(images,)](
         g, pointer(also, g), x, pointer(y, x), dx, pointer(passed, x), *scales(weight, bias, x), mean, inverse, sums,
-        x.shape[2] * x.shape[3], AFFINE=weight is not None, RELU=relu, SHORTCUT=y is not None, ALSO=also is not None,
-        G=groups, C=C, **blocks,
+        x.shape[2] * x.shape[3], images_each(x, weight), AFFINE=weight is not None, RELU=relu, SHORTCUT=y is not None,
+        ALSO=also is not None, G=groups, C=C, **blocks,
     )  # fmt: skip
     return dx, sums, passed
+
+
+def images_each(x: Tensor, weight: Tensor | None) -> int:
+    """The number of images that share a row of the weights."""
+    return len(x) if weight is None or weight.ndim == 1 else len(x) // len(weight)
 
 
 def by_client(sums: Tensor, by_weight: Tensor, by_bias: Tensor) -> None:

@@ -92,7 +92,7 @@ def _forward(
     inverse = 1.0 / tl.sqrt(square + eps)
     tl.store(mean_out + image * C + c, mean)
     tl.store(inverse_out + image * C + c, inverse)
-    scale, offset = affine(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, 0, c, C, AFFINE)
     # Norm, rounding and ReLU keep the order up to the sign of the scale, so only one number of four is normalised.
     sign = tl.where(inverse * scale < 0, -1.0, 1.0)[None, :]
     most = _larger(_larger(one * sign, two * sign), _larger(three * sign, four * sign)) * sign
@@ -126,7 +126,7 @@ def _backward(
     count = 4 * SQUARES * (C // G)
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
-    scale, offset = affine(weight, bias, c, C, AFFINE)
+    scale, offset = affine(weight, bias, 0, c, C, AFFINE)
     whole: tl.constexpr = SQUARES % BLOCK == 0
     totals, alongs = tl.zeros((BLOCK, C), tl.float32), tl.zeros((BLOCK, C), tl.float32)
     for start in range(0, SQUARES, BLOCK):

@@ -25,6 +25,8 @@ from .run import Plan, State
 if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism
 
+_COPIED = 2**22  # the most gradients that are copied to where a graph reads them
+
 
 class GraphedRound:
     """Runs the graph; the number of the round and the step size, which change, are kept on the device."""
@@ -52,6 +54,8 @@ class GraphedRound:
         # An optimizer of the server steps outside of the recording, which then ends at the direction.
         self._direction = torch.zeros_like(x) if plan.server_optimizer is not None else None
         self._known: tuple[int, float] | None = None  # what the two are
+        self._at: tuple[int, ...] | None = None  # where the last round's gradients were
+        self._moving = False
 
     def can_run(self, state: State, block: Block, count: int) -> bool:
         """Whether the graph can run a round of `count` clients."""
@@ -69,25 +73,42 @@ class GraphedRound:
             self._round.fill_(now[0])
         if self._known is None or self._known[1] != now[1]:
             self._lr.fill_(now[1])
-        moving = [] if isinstance(block.rows, slice) else [block.rows]
+        moving = {} if isinstance(block.rows, slice) else {"rows": block.rows}
         if self._mechanism is not None:
             variance = self._mechanism.variance_of_messages(block.clients, self._plan.weights)
-            moving.append(self._mechanism.noise_of_sum(state.x, variance))
+            moving["noise"] = self._mechanism.noise_of_sum(state.x, variance)
+        found = {"grads": block.grads, "losses": block.losses}
+        fixed = [state.x, *state.clients.values(), *state.server.values()]
+        if self._moves(found):
+            moving |= found
+        else:
+            fixed += found.values()
 
         def compute(*inputs: Tensor) -> None:
-            rows = block.rows if isinstance(block.rows, slice) else inputs[0]
-            self._compute(state, block, rows, inputs[-1] if self._mechanism is not None else None)
+            given = found | dict(zip(moving, inputs, strict=True))
+            own = Block(block.clients, given["grads"], given["losses"], given.get("rows", block.rows), block.first)
+            self._compute(state, own, given.get("noise"))
 
         if self._graphs is None:
-            compute(*moving)
+            compute(*moving.values())
         else:
-            fixed = [state.x, *state.clients.values(), *state.server.values(), block.grads, block.losses]
-            self._graphs.run(compute, moving, fixed, str(block.rows) if isinstance(block.rows, slice) else "rows")
+            name = str(block.rows) if isinstance(block.rows, slice) else "rows"
+            self._graphs.run(compute, [*moving.values()], fixed, name)
         self._known = now[0] + 1, now[1]
         return self._direction
 
-    def _compute(self, state: State, block: Block, rows: Tensor | slice, noise: Tensor | None) -> None:
-        block = Block(block.clients, block.grads, block.losses, rows, block.first)
+    def _moves(self, found: dict[str, Tensor]) -> bool:
+        """Whether gradients are copied to where the graph reads them: an engine may put them elsewhere every round.
+
+        Large ones are not, because a copy of them takes longer than the launches that a graph saves.
+        """
+        at = tuple(one.data_ptr() for one in found.values())
+        if self._at is not None and self._at != at and found["grads"].numel() <= _COPIED:
+            self._moving = True
+        self._at = at
+        return self._moving
+
+    def _compute(self, state: State, block: Block, noise: Tensor | None) -> None:
         self._faults.note_losses(block, self._round)
         if self._update.form is None:
             raise TypeError("only a fused form can be captured")

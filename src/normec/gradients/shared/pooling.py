@@ -62,8 +62,8 @@ class MaxPoolByKernel(Function):
 
     @staticmethod
     def fits(x: Tensor, module: nn.MaxPool2d) -> bool:
-        square = all(_both(size) == (2, 2) for size in (module.kernel_size, module.stride))
-        plain = _both(module.padding) == (0, 0) and _both(module.dilation) == (1, 1)
+        square = all(both(size) == (2, 2) for size in (module.kernel_size, module.stride))
+        plain = both(module.padding) == (0, 0) and both(module.dilation) == (1, 1)
         plain = plain and not module.ceil_mode and not module.return_indices
         fits = x.ndim == 4 and min(x.shape[2:]) > 1 and 0 < x.numel() < 2**31
         return square and plain and fits and kernels.usable(x)
@@ -76,7 +76,7 @@ class AdaptiveMaxPoolByKernel(Function):
     def forward(ctx: Any, x: Tensor, module: nn.AdaptiveMaxPool2d):
         from ...kernels.pooling import adapt
 
-        y, indices = adapt(channels_last(x), *_both(module.output_size))
+        y, indices = adapt(channels_last(x), *both(module.output_size))
         ctx.save_for_backward(indices)
         ctx.shape = tuple(x.shape)
         return y
@@ -89,7 +89,7 @@ class AdaptiveMaxPoolByKernel(Function):
 
     @staticmethod
     def fits(x: Tensor, module: nn.AdaptiveMaxPool2d) -> bool:
-        sizes = _both(module.output_size)
+        sizes = both(module.output_size)
         if x.ndim != 4 or module.return_indices or None in sizes or not 0 < x.numel() < 2**31 or not kernels.usable(x):
             return False
         from ...kernels.pooling import largest_window
@@ -98,5 +98,6 @@ class AdaptiveMaxPoolByKernel(Function):
         return smaller and math.prod(largest_window(*x.shape[2:], *sizes)) <= _WINDOW
 
 
-def _both(size: Any) -> tuple[int, ...]:
+def both(size: Any) -> tuple[int, int]:
+    """A size for each of two directions."""
     return (size, size) if isinstance(size, int) else tuple(size)

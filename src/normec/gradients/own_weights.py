@@ -1,0 +1,257 @@
+"""Layers under vmap in which every client has weights of its own, by kernels on a GPU.
+
+vmap makes a grouped convolution of the clients' convolutions, and a norm of many small operations; both take several
+times as long. Max pooling, which has no weights, is here because its kernels keep channels last.
+"""
+
+# mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"
+# (autograd's Function is untyped: forward and backward take what each layer needs)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._functorch import get_unwrapped, is_batchedtensor, is_gradtrackingtensor
+from torch.autograd import Function
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from .. import kernels
+from ..kernels import channels_last
+from .precision import autocast_dtype
+from .shared.pooling import AdaptiveMaxPoolByKernel, MaxPoolByKernel, both
+
+if TYPE_CHECKING:
+    from ..kernels.own_convolution import Moves
+
+
+class OwnWeights(TorchFunctionMode):
+    """Computes layers by kernels where these suit them; active during the call of vmap over clients."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, by_kernel = kwargs or {}, _BY_KERNEL.get(func)
+        found = by_kernel(*args, **kwargs) if by_kernel is not None else None
+        return func(*args, **kwargs) if found is None else found
+
+
+def _convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor | None:
+    if groups > 1 or isinstance(padding, str) or not _suit(x, weight):
+        return None
+    from ..kernels.own_convolution import Moves
+
+    found: Tensor = _Convolution.apply(x, weight, bias, Moves(both(stride), both(padding), both(dilation)))
+    return found
+
+
+def _group_norm(
+    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+) -> Tensor | None:
+    if weight is None or bias is None or not _suit(x, weight):
+        return None
+    from ..kernels import group_norm
+
+    if not group_norm.fits(x.shape[1], groups):
+        return None
+    found: Tensor = _GroupNorm.apply(x, weight, bias, groups, eps)[0]
+    return found
+
+
+def _max_pool(x: Tensor, *sizes: Any, **options: Any) -> Tensor | None:
+    if not _suit(x) or not MaxPoolByKernel.fits(x, nn.MaxPool2d(*sizes, **options)):
+        return None
+    found: Tensor = _Pool.apply(x, None)[0]
+    return found
+
+
+def _adaptive_max_pool(x: Tensor, size: Any, return_indices: bool = False) -> Tensor | None:
+    if not _suit(x) or not AdaptiveMaxPoolByKernel.fits(x, nn.AdaptiveMaxPool2d(size, return_indices)):
+        return None
+    found: Tensor = _Pool.apply(x, both(size))[0]
+    return found
+
+
+_BY_KERNEL: dict[Any, Callable[..., Tensor | None]] = {
+    torch.conv2d: _convolution,
+    F.group_norm: _group_norm,
+    F.max_pool2d: _max_pool,
+    F.adaptive_max_pool2d: _adaptive_max_pool,
+}
+
+
+def _suit(x: Tensor, *weights: Tensor) -> bool:
+    """Whether kernels can run on the images of all clients."""
+    return x.ndim == 4 and kernels.usable(x, *weights) and 0 < _numbers(x) < 2**31
+
+
+def _numbers(x: Tensor) -> int:
+    """How many numbers a tensor has for all clients together; 0 if it is the same for all of them."""
+    while is_gradtrackingtensor(x):
+        x = get_unwrapped(x)
+    return get_unwrapped(x).numel() if is_batchedtensor(x) else 0
+
+
+class _Rule(Function):
+    """A function that is only called under vmap; it has no second derivatives."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """A gradient keeps nothing."""
+
+
+class _Convolution(_Rule):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ARG004
+        x, weight, _, ctx.moves = inputs
+        ctx.save_for_backward(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        x, weight = ctx.saved_tensors
+        data = weights = bias = None
+        if ctx.needs_input_grad[0]:  # not needed for the first layer
+            data = _ConvolutionInput.apply(g, x, weight, ctx.moves)
+        if ctx.needs_input_grad[1]:
+            weights = _ConvolutionWeight.apply(g, x, weight, ctx.moves)
+        if ctx.needs_input_grad[2]:
+            bias = g.sum((0, 2, 3), dtype=weight.dtype)
+        return data, weights, bias, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, moves: Moves):
+        from ..kernels.own_convolution import forward
+
+        x, weight, bias = _by_client(info, in_dims, x, weight, bias)
+        x = x.to(autocast_dtype(x))
+        return _apart(info, forward(_together(x), weight.to(x.dtype), bias, moves)), 0
+
+
+class _ConvolutionInput(_Rule):
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, g: Tensor, x: Tensor, weight: Tensor, moves: Moves):
+        from ..kernels.own_convolution import input_gradient
+
+        g, x, weight = _by_client(info, in_dims, g, x, weight)
+        found = input_gradient(_together(g), weight.to(g.dtype), moves, tuple(x.shape[3:]))
+        return _apart(info, found).to(x.dtype), 0
+
+
+class _ConvolutionWeight(_Rule):
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, g: Tensor, x: Tensor, weight: Tensor, moves: Moves):
+        from ..kernels.weight_gradients import weight_gradients
+
+        g, x, weight = _by_client(info, in_dims, g, x, weight)
+        rows = torch.empty(weight.shape, device=weight.device)
+        moved = list(moves.stride), list(moves.padding), list(moves.dilation)
+        weight_gradients(_together(x.to(g.dtype)), _together(g), rows, *moved, not torch.backends.cudnn.allow_tf32)
+        return rows.to(weight.dtype), 0
+
+
+class _GroupNorm(_Rule):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        (x, weight, bias, ctx.groups, _), (_, mean, inverse) = inputs, output
+        ctx.mark_non_differentiable(mean, inverse)
+        ctx.save_for_backward(x, weight, bias, mean, inverse)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Any):
+        return *_GroupNormGradient.apply(g, *ctx.saved_tensors, ctx.groups), None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float):
+        from ..kernels import group_norm
+
+        x, weight, bias = _by_client(info, in_dims, x, weight, bias)
+        found = group_norm.forward(_together(x), groups, weight.contiguous(), bias.contiguous(), eps)
+        return tuple(_apart(info, one) for one in found), (0, 0, 0)
+
+
+class _GroupNormGradient(_Rule):
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *given: Any):
+        from ..kernels import group_norm
+
+        g, x, weight, bias, mean, inverse = _by_client(info, in_dims, *given[:-1])
+        mean, inverse = mean.flatten(0, 1), inverse.flatten(0, 1)
+        scales = weight.contiguous(), bias.contiguous()
+        data, sums, _ = group_norm.backward(_together(g), _together(x), given[-1], *scales, mean, inverse)
+        by_weight, by_bias = (torch.empty_like(one) for one in scales)
+        group_norm.by_client(sums, by_weight, by_bias)
+        return (_apart(info, data), by_weight, by_bias), (0, 0, 0)
+
+
+class _Pool(_Rule):
+    """2×2 pooling, or adaptive pooling to a size."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        (x, ctx.size), (_, indices) = inputs, output
+        ctx.mark_non_differentiable(indices)
+        ctx.save_for_backward(indices)
+        ctx.shape = tuple(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Any):
+        return _PoolGradient.apply(g, *ctx.saved_tensors, ctx.shape, ctx.size), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor, size: tuple[int, int] | None):
+        from ..kernels.pooling import adapt, pool
+
+        (x,) = _by_client(info, in_dims, x)
+        found = pool(_together(x)) if size is None else adapt(_together(x), *size)
+        return tuple(_apart(info, one) for one in found), (0, 0)
+
+
+class _PoolGradient(_Rule):
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, g: Tensor, indices: Tensor, shape: tuple[int, ...], size: tuple[int, int] | None):
+        from ..kernels.pooling import adapt_back, unpool
+
+        g, indices = _by_client(info, in_dims, g, indices)
+        back = unpool if size is None else adapt_back
+        images = info.batch_size * shape[0]
+        return _apart(info, back(_together(g), _together(indices), (images, *shape[1:]))), 0
+
+
+RULES: tuple[type, ...] = (
+    _Convolution,
+    _ConvolutionInput,
+    _ConvolutionWeight,
+    _GroupNorm,
+    _GroupNormGradient,
+    _Pool,
+    _PoolGradient,
+)  # all of them have vmap rules
+
+
+def _by_client(info: Any, in_dims: Any, *given: Tensor | None) -> Iterator[Any]:
+    """Tensors with clients first; one that is the same for all clients is repeated."""
+    for one, dim in zip(given, in_dims, strict=False):
+        if one is None:
+            yield None
+        else:
+            yield one.expand(info.batch_size, *one.shape) if dim is None else one.movedim(dim, 0)
+
+
+def _together(images: Tensor) -> Tensor:
+    """The images of all clients one after the other, channels last."""
+    return channels_last(images.flatten(0, 1))
+
+
+def _apart(info: Any, images: Tensor) -> Tensor:
+    """What `_together` has joined, client by client."""
+    found: Tensor = images.unflatten(0, (info.batch_size, -1))
+    return found
