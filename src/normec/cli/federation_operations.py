@@ -278,6 +278,7 @@ def verify(file: TermsPath, as_json: o.Json = False) -> int:
 
 
 def _show_terms(found: SignedTerms) -> None:
+    from ..privacy.display import shown_epsilon
     from .output import show
 
     first = found.parties[0].agreed
@@ -301,8 +302,9 @@ def _show_terms(found: SignedTerms) -> None:
         ]
         if least:
             rows.append(("smallest σ of a round", ", ".join(f"{name}: {sigma}" for name, sigma in least.items())))
-        if found.settings.get("epsilon") is not None:
-            rows.append(("target", f"ε = {found.settings['epsilon']:g} at δ = {privacy.delta:g}"))
+        spent = found.epsilon()
+        cost = "known to the parties, who have the method: give --party" if spent is None else shown_epsilon(spent)
+        rows.append(("ε of all rounds", f"{cost} at δ = {privacy.delta:g}" if spent is not None else cost))
     rows += [
         ("code of the app", found.app[:32]),
         ("made with", ", ".join(f"{name} {number}" for name, number in found.versions.items())),

@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ...algorithms import registry
 from ...errors import UsageError
 from ...system.code_files import CODE_SUFFIXES, is_hidden
 from ...system.files import read_bytes, read_json, write_atomic
@@ -135,6 +136,18 @@ class SignedTerms:
         """Raise `UsageError` if the code in an app's folder is not that of the terms."""
         if digest_of_app(app) != self.app:
             raise UsageError(f"the code in {app} differs from that of the terms of run {self.run}; get the same copy")
+
+    def epsilon(self) -> float | None:
+        """The largest ε of a party that sends a message in every round, computed from the noise of the terms.
+
+        The settings in the terms are their author's words. None for a run without noise, and for a method of the
+        parties' own, whose code only they have. Raises `UsageError` if no rule covers the terms.
+        """
+        stated = self.parties[0].agreed.method
+        if stated.name not in registry.BUILT_IN:
+            return None
+        method = stated.build([stated.name])
+        return max((spent for one in self.parties if (spent := one.agreed.epsilon(method)) is not None), default=None)
 
     def save(self, path: Path) -> None:
         whole = {"terms": self._facts(), "signatures": dict(self.signatures)}
