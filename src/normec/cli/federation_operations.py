@@ -302,9 +302,10 @@ def _show_terms(found: SignedTerms) -> None:
         ]
         if least:
             rows.append(("smallest σ of a round", ", ".join(f"{name}: {sigma}" for name, sigma in least.items())))
-        spent = found.epsilon()
-        cost = "known to the parties, who have the method: give --party" if spent is None else shown_epsilon(spent)
-        rows.append(("ε of all rounds", f"{cost} at δ = {privacy.delta:g}" if spent is not None else cost))
+        spent, unknown = found.epsilon(), "known to the parties alone, which have the method: give --party"
+        rows.append(
+            ("ε of all rounds", unknown if spent is None else f"{shown_epsilon(spent)} at δ = {privacy.delta:g}")
+        )
     rows += [
         ("code of the app", found.app[:32]),
         ("made with", ", ".join(f"{name} {number}" for name, number in found.versions.items())),
