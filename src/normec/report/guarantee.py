@@ -222,7 +222,9 @@ def _plain_words(view: RunView, lines: Lines) -> str:
     if one is None or many is None or inexact:
         if view.epsilon is None:
             return ""
-        factor = formatting.number(math.exp(view.epsilon), 3) if view.epsilon < 500 else "beyond all use"
+        factor = "beyond all use"
+        if view.epsilon < 500:
+            factor = formatting.number(float(shown_epsilon(math.exp(view.epsilon), 3)), 3)  # rounded up
         return (
             f"Whatever is seen, the odds that it gives about one {unit} change by a factor of at most {factor}, "
             f"but for a chance of {_power(terms.get('delta'))}."
