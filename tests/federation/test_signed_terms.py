@@ -326,6 +326,11 @@ def test_the_epsilon_that_is_shown_is_that_of_the_noise(folder: Path, capsys: py
     mu = next(mu for mu in (k / 1e4 for k in range(1, 10**5)) if exceeds(2.0, mu))  # of the noise that was calibrated
     assert exceeds(float(shown[1]) * 0.99, 2 * mu)
     assert not exceeds(float(shown[1]) * 1.01, 2 * mu)
+    for one in whole["terms"]["parties"]:  # whoever shows a file need not make room for any model that it names
+        one["agreed"]["parameters"] = 2**28
+    (folder / "terms.json").write_text(json.dumps(whole))
+    assert run(["federation", "terms", "show", str(folder / "terms.json")]) == 0
+    assert "give --party" in capsys.readouterr().out
 
 
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

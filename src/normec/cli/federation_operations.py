@@ -302,7 +302,7 @@ def _show_terms(found: SignedTerms) -> None:
         ]
         if least:
             rows.append(("smallest σ of a round", ", ".join(f"{name}: {sigma}" for name, sigma in least.items())))
-        spent, unknown = found.epsilon(), "known to the parties alone, which have the method: give --party"
+        spent, unknown = found.epsilon(), "computed by a party, with its method and its policy: give --party"
         rows.append(
             ("ε of all rounds", unknown if spent is None else f"{shown_epsilon(spent)} at δ = {privacy.delta:g}")
         )
