@@ -160,7 +160,8 @@ def test_the_epsilon_of_a_ledger_is_that_of_its_releases(
 
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
-    ("name", "now"), [("delta", 1e-12), ("unit", "record"), ("relation", "replace"), ("trust", "local")]
+    ("name", "now"),
+    [("delta", 1e-12), ("unit", "record"), ("relation", "replace"), ("trust", "local"), ("noise", "secure")],
 )
 def test_an_epsilon_is_not_shown_beside_another_promise(
     copied: Path, name: str, now: Any, capsys: pytest.CaptureFixture[str]
@@ -176,6 +177,27 @@ def test_an_epsilon_is_not_shown_beside_another_promise(
         normec.load(copied)
     replaced("config.toml", f'"{name}" = {json.dumps(before)}', f'"{name}" = {json.dumps(now)}')(copied)
     assert f"{name} = {before!r}, and the settings say {now!r}" in refused(capsys, "report", str(copied))
+
+
+def test_a_promise_is_made_in_the_words_of_the_ledger(
+    copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that somebody hands out, whose summary promises in its own words what no ledger supports."""
+    false = "Protected: all people. Against: anyone who sees every message. Strength: (epsilon, delta) = (0.01, 1e-30)."
+    before = json.loads((copied / "summary.json").read_text())["privacy"]["statement"]
+    assert "Against: a server that sees only the sum" in before
+    edited("summary.json", lambda held: held["privacy"].update(statement=false, sigma=1e9))(copied)
+    loaded = normec.load(copied).privacy
+    assert loaded is not None
+    assert loaded.statement == before
+    other = Path(shutil.copytree(copied, tmp_path / "runs" / "other"))
+    pages = [["report", str(copied)], ["report", str(copied), str(other), "--out", str(tmp_path / "both.html")]]
+    for words in pages:
+        assert command(words) == 0
+    for text in ((copied / "report.html").read_text(), (tmp_path / "both.html").read_text()):
+        assert "a server that sees only the sum of all messages" in text
+        assert not any(word in text for word in ("all people", "sees every message", "1e-30", "σ = 1e9"))
+    assert "error" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("status", ["finished", "interrupted"])

@@ -137,7 +137,9 @@ def test_lost_messages_count_at_the_smallest_noise(tmp_path: Path, absent: int) 
     found = verified(tmp_path / "server", {"privacy": spent.to_dict(), "status": "finished"})
     assert found is not None
     assert found.epsilon == pytest.approx(spent.epsilon, rel=1e-12)
-    assert verified(tmp_path / "server") == pytest.approx((spent.epsilon, spent.releases))
+    left = verified(tmp_path / "server")
+    assert left is not None
+    assert left[:2] == pytest.approx((spent.epsilon, spent.releases))
     server.close()
 
 

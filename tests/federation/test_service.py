@@ -18,7 +18,7 @@ pytest.importorskip("flwr.app")
 
 from normec import UsageError
 from normec.cli.app import run
-from normec.cli.service_log import LOGGERS, log_to_stdout
+from normec.cli.service_log import LOGGERS, JsonLines, log_to_stdout
 from normec.federation.flower.party_file import load_party_file
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.supernode import NotAdmitted, Signals, watched_client
@@ -96,6 +96,15 @@ def test_the_log_in_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["level"], found["logger"], found["message"]) == ("info", "normec.party", "one\ntwo ü")
     assert found["time"].endswith("+00:00")
     assert second == "three\\nfour"
+
+
+def test_no_character_of_a_log_controls_the_terminal() -> None:
+    """A server names the settings of a method, and a party's log repeats the names that it refuses."""
+    said = "\x9b2J \u202e \U000e0001 \x1b[2J ü"
+    line = JsonLines().format(logging.LogRecord("normec", logging.WARNING, "", 0, said, (), None))
+    assert line.isprintable()
+    assert "ü" in line
+    assert json.loads(line)["message"] == said
 
 
 def test_the_unit_of_systemd(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -302,6 +304,33 @@ def test_what_a_run_would_cost_is_never_rounded_down(folder: Path) -> None:
         shown = re.search(r"from 0 to ([\d.]+) of 50", would_cost(agreed, policy, folder / "none"))
         assert shown is not None
         assert exact * (1 - 1e-8) <= float(shown[1]) <= exact * 1.001
+
+
+def test_the_epsilon_that_is_shown_is_that_of_the_noise(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings in a file of terms are its author's words: here they speak of 0.01, and one party has half its σ."""
+
+    def exceeds(epsilon: float, mu: float) -> bool:
+        normal = NormalDist()
+        above = math.exp(epsilon) * normal.cdf(-epsilon / mu - mu / 2)
+        return normal.cdf(-epsilon / mu + mu / 2) - above > 1e-5
+
+    whole = json.loads((folder / "terms.json").read_text())
+    whole["terms"]["settings"]["epsilon"] = 0.01
+    whole["terms"]["parties"][1]["agreed"]["privacy"]["sigma"] /= 2
+    (folder / "terms.json").write_text(json.dumps(whole))
+    assert run(["federation", "terms", "show", str(folder / "terms.json")]) == 0
+    text = capsys.readouterr().out
+    shown = re.search(r"ε of all rounds\W+([\d.]+) at δ = 1e-05", text)
+    assert shown is not None
+    assert "0.01 " not in text
+    mu = next(mu for mu in (k / 1e4 for k in range(1, 10**5)) if exceeds(2.0, mu))  # of the noise that was calibrated
+    assert exceeds(float(shown[1]) * 0.99, 2 * mu)
+    assert not exceeds(float(shown[1]) * 1.01, 2 * mu)
+    for one in whole["terms"]["parties"]:  # whoever shows a file need not make room for any model that it names
+        one["agreed"]["parameters"] = 2**28
+    (folder / "terms.json").write_text(json.dumps(whole))
+    assert run(["federation", "terms", "show", str(folder / "terms.json")]) == 0
+    assert "give --party" in capsys.readouterr().out
 
 
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,19 @@ def test_a_run_that_has_no_summary_yet_is_known_by_its_settings(copied: Path) ->
     assert read_run(copied / "private").simulation
     (copied / "private" / "config.toml").unlink()
     assert read_run(copied / "private").simulation  # from the checkpoint
+
+
+def test_settings_that_hide_it_are_not_believed(copied: Path) -> None:
+    """A folder without summary and checkpoint has nothing but its settings and its ledger."""
+    folder = copied / "private"
+    (folder / "summary.json").unlink()
+    shutil.rmtree(folder / "checkpoint")
+    kept = [line for line in (folder / "config.toml").read_text().splitlines() if '"noise"' not in line]
+    (folder / "config.toml").write_text("\n".join(kept))
+    assert read_run(folder).simulation
+    (folder / "config.toml").write_text("\n".join([*kept, '"noise" = "secure"']))
+    with pytest.raises(UsageError, match="noise = 'seeded', and the settings say 'secure'"):
+        page.write_run(folder)
 
 
 def test_some_of_several_runs(library: Path, tmp_path: Path) -> None:

@@ -278,6 +278,7 @@ def verify(file: TermsPath, as_json: o.Json = False) -> int:
 
 
 def _show_terms(found: SignedTerms) -> None:
+    from ..privacy.display import shown_epsilon
     from .output import show
 
     first = found.parties[0].agreed
@@ -301,8 +302,10 @@ def _show_terms(found: SignedTerms) -> None:
         ]
         if least:
             rows.append(("smallest σ of a round", ", ".join(f"{name}: {sigma}" for name, sigma in least.items())))
-        if found.settings.get("epsilon") is not None:
-            rows.append(("target", f"ε = {found.settings['epsilon']:g} at δ = {privacy.delta:g}"))
+        spent, unknown = found.epsilon(), "computed by a party, with its method and its policy: give --party"
+        rows.append(
+            ("ε of all rounds", unknown if spent is None else f"{shown_epsilon(spent)} at δ = {privacy.delta:g}")
+        )
     rows += [
         ("code of the app", found.app[:32]),
         ("made with", ", ".join(f"{name} {number}" for name, number in found.versions.items())),

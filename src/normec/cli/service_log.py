@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import unicodedata
 from datetime import UTC, datetime
 
-from .output import printable
+from .output import HIDDEN, printable
 
 LOGGERS = ("normec", "flwr")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object for each record: time (UTC), level, logger and message."""
+    """One JSON object for each record: time (UTC), level, logger and message.
+
+    Characters that control a terminal are escaped, because a message may repeat what a server sent.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         message = record.getMessage()
@@ -21,7 +25,8 @@ class JsonLines(logging.Formatter):
             message += f" ({type(record.exc_info[1]).__name__}: {record.exc_info[1]})"
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": time, "level": record.levelname.lower(), "logger": record.name, "message": message}
-        return json.dumps(line, ensure_ascii=False)
+        text = json.dumps(line, ensure_ascii=False)
+        return "".join(json.dumps(one)[1:-1] if unicodedata.category(one) in HIDDEN else one for one in text)
 
 
 class PlainLines(logging.Formatter):

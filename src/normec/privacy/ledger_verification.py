@@ -2,7 +2,8 @@
 
 An ε that is read from a file needs its ledger: it is shown only if the ledger exists, its hashes verify, the checkpoint
 recognises it, its releases amount to that ε, which is computed again, and the settings beside it have the δ, unit,
-relation and trust of the ledger. The checks read the folder and change nothing in it. They find damage and mistakes.
+relation, trust and noise of the ledger. What the ε promises is said in the words of the statement in the ledger,
+because a summary may say anything. The checks read the folder and change nothing in it. They find damage and mistakes.
 Whoever writes a ledger can also write another one that fits together, so they are no proof against the owner of the
 run.
 
@@ -26,21 +27,27 @@ from ..system.files import read_bytes, read_if_present
 from .accounting import Account, Event
 from .hash_chain import Head, LedgerDamaged, read_chain
 from .ledger import AMENDMENT, charged_events
+from .statement import Privacy
 
 MOST_BEYOND = 10**9  # the most releases beyond a ledger that a summary may state
 _LATEST = Path("checkpoint") / "latest.json"
 _TOLERANCE = 1e-9  # relative, of an ε in closed form
 _SAMPLED_TOLERANCE = 0.01  # of an ε of sampled releases, which depends on the version of the accountant's library
-_TERMS = ("delta", "unit", "relation", "trust")  # of a guarantee, beside its ε
+_TERMS = ("delta", "unit", "relation", "trust", "noise")  # of a guarantee, beside its ε
 _RESULTS = ("finished", "stopped")  # whose summaries state what was spent
 CURE = "restore the run's folder from a backup; its epsilon is not shown"
 
 
 class Paid(NamedTuple):
-    """The ε of a ledger: exact if the summary states the same, else rounded up (`Account.upper`)."""
+    """The ε of a ledger, exact if the summary states the same, else rounded up (`Account.upper`), and its statement."""
 
     epsilon: float
     releases: int
+    statement: Privacy
+
+    def promise(self, clients: object) -> str:
+        """Who is protected from whom by the releases of the ledger; `clients` is their number, if it is known."""
+        return self.statement.covering(self.epsilon).promise(clients if type(clients) is int else None)
 
 
 def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | None:
@@ -64,11 +71,14 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
     if missing:
         raise UsageError(f"{path} is missing; {CURE}")
     try:
-        header, *lines = read_chain(path, head).lines or [{}]
-        lines = [line for line in lines if line.get("kind") != AMENDMENT]
+        header, *rest = read_chain(path, head).lines or [{}]
+        statement = _statement(header, rest)
+        lines = [line for line in rest if line.get("kind") != AMENDMENT]
         events = charged_events(lines)
         delta = float(header["privacy"]["delta"])
-        last = Paid(float(lines[-1]["epsilon"]), int(lines[-1]["releases"])) if lines else Paid(0.0, 0)
+        last = Paid(0.0, 0, statement)
+        if lines:
+            last = Paid(float(lines[-1]["epsilon"]), int(lines[-1]["releases"]), statement)
         local = header["privacy"]["trust"] == "local"
         scheduled = "noise_schedule" in header["privacy"]
         seeded = header["privacy"].get("noise") == "seeded"
@@ -82,7 +92,9 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
     if beyond and events:  # counted like the release with the least noise
         least = min(events, key=lambda event: event.multiplier)
         events = [*events, dataclasses.replace(least, count=beyond)]
-        paid = Paid(_epsilon(tuple(events), delta), paid.releases + beyond)
+        paid = Paid(_epsilon(tuple(events), delta), paid.releases + beyond, statement)
+    if not math.isfinite(paid.epsilon):  # a ledger writes no such release
+        raise UsageError(f"{path} is not what a run writes; {CURE}")
     if not isinstance(spent, Mapping):
         if "privacy" in told or told.get("status") in _RESULTS:
             raise UsageError(f"{path} has {paid.releases} releases, and summary.json states no privacy; {CURE}")
@@ -91,6 +103,15 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
         kind = "a simulation" if seeded else "no simulation"
         raise UsageError(f"{path} is that of {kind}, and summary.json says otherwise; {CURE}")
     return _agreed(path, spent, paid, events, delta, ended=told.get("status") == "finished")
+
+
+def _statement(header: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Privacy:
+    """The statement that a ledger was opened for; later lines can only have raised its ε."""
+    stated = dict(header["privacy"])
+    for line in lines:
+        if line.get("kind") == AMENDMENT:
+            stated["epsilon"] = line["privacy"]["epsilon"]
+    return Privacy(**stated)
 
 
 def _refuse_other_terms(path: Path, promised: Mapping[str, Any], settings: object) -> None:
@@ -159,18 +180,18 @@ def _agreed(
     if not isinstance(said, float) or math.isnan(said) or not isinstance(releases, int) or spent.get("delta") != delta:
         raise UsageError(f"{path} does not belong to the summary.json in its folder; {CURE}")
     if releases < paid.releases and not ended:
-        return Paid(max(said, paid.epsilon), paid.releases)  # a rule that stopped the run stated that of all rounds
+        return paid._replace(epsilon=max(said, paid.epsilon))  # a rule that stopped the run stated that of all rounds
     exact = paid.epsilon
     if releases == paid.releases and events and not math.isclose(said, exact, rel_tol=_TOLERANCE):
         exact = _epsilon(tuple(events), delta)
     if releases == paid.releases and spent.get("stopped_by_rule") is True and said >= exact:
-        return Paid(said, releases)  # that of all planned rounds
+        return paid._replace(epsilon=said)  # that of all planned rounds
     if releases != paid.releases or not math.isclose(said, exact, rel_tol=_TOLERANCE):
         raise UsageError(
             f"{path} amounts to epsilon = {exact:.6g} in {paid.releases} releases, summary.json says {said:.6g} in "
             f"{releases}; {CURE}"
         )
-    return Paid(exact, releases)
+    return paid._replace(epsilon=exact)
 
 
 def _checkpoint(folder: Path) -> Mapping[str, Any]:

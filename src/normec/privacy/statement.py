@@ -266,6 +266,17 @@ class Privacy:
             del stated["noise_bands"]
         return stated
 
+    def covering(self, epsilon: float) -> Privacy:
+        """This statement, with its target raised to `epsilon`, rounded up, if more than the target was spent.
+
+        Example:
+            >>> Privacy(epsilon=2).covering(1.5).epsilon, Privacy(epsilon=2).covering(2.10001).epsilon
+            (2, 2.101)
+        """
+        if epsilon <= self.budget:
+            return self
+        return dataclasses.replace(self, epsilon=math.ceil(epsilon * 1000) / 1000)
+
     def difference(self, stated: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
         """The first setting in which another statement's `to_dict` differs: (name, its value, the value here)."""
         own = self.to_dict()

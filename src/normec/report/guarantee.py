@@ -104,7 +104,12 @@ def _parties(view: RunView) -> Html:
 
 
 def promised(view: RunView) -> dict[str, Any]:
-    """The guarantee in the words of the run, or of the statement in its checkpoint while it is running."""
+    """The guarantee in the words of the ledger's statement, or of that in the checkpoint while the run goes on."""
+    if view.statement is not None:
+        clients = view.summary.get("clients", view.identity.get("clients"))
+        statement = view.statement.covering(view.epsilon or 0.0)
+        words = {"statement": statement.promise(clients), "not_covered": statement.not_covered()}
+        return {**words, **(view.privacy or {}), "statement": words["statement"]}
     if view.privacy is not None:
         return view.privacy
     from ..privacy.statement import Privacy
@@ -217,7 +222,9 @@ def _plain_words(view: RunView, lines: Lines) -> str:
     if one is None or many is None or inexact:
         if view.epsilon is None:
             return ""
-        factor = formatting.number(math.exp(view.epsilon), 3) if view.epsilon < 500 else "beyond all use"
+        factor = "beyond all use"
+        if view.epsilon < 500:
+            factor = formatting.number(float(shown_epsilon(math.exp(view.epsilon), 3)), 3)  # rounded up
         return (
             f"Whatever is seen, the odds that it gives about one {unit} change by a factor of at most {factor}, "
             f"but for a chance of {_power(terms.get('delta'))}."
@@ -234,7 +241,8 @@ def _plain_words(view: RunView, lines: Lines) -> str:
 
 
 def _noise(view: RunView, lines: Lines) -> str:
-    sigma = (view.privacy or {}).get("sigma") or next((line["sigma"] for line in lines if "sigma" in line), None)
+    used = [line["sigma"] for line in lines if "sigma" in line]
+    sigma = used[0] if used else (view.privacy or {}).get("sigma")
     if sigma is None:
         return ""
     kind = {
@@ -242,7 +250,6 @@ def _noise(view: RunView, lines: Lines) -> str:
         "secure": "drawn from the system's randomness",
         "exact": "discrete, drawn from the system's randomness",
     }.get(str(view.terms.get("noise")), "")
-    used = [line["sigma"] for line in lines if "sigma" in line]
     size = f"σ = {formatting.number(sigma)}"
     if len(set(used)) > 1:  # a schedule
         size = f"σ = {formatting.number(min(used))} to {formatting.number(max(used))}, depending on the round,"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..algorithms.catalogue import CATALOGUE
 from ..errors import UsageError
@@ -22,6 +22,9 @@ from ..storage.history import UNNOISED, History
 from ..storage.tags import read_tags
 from ..system.files import parse_toml, read_bytes, read_json, read_text
 from . import schema
+
+if TYPE_CHECKING:
+    from ..privacy.statement import Privacy
 
 MOST_BYTES = 64 * 2**20  # of one file of a run; a page of more than that helps nobody
 SIMULATION = "Simulation: seeded noise protects nobody"
@@ -59,6 +62,7 @@ class RunView:
     checkpoint: dict[str, Any] = field(default_factory=dict)
     paid: float = 0.0
     released: int = 0  # messages of one client behind `paid`; 0 where nobody counted them
+    statement: Privacy | None = None  # that of the ledger, once it is verified
     clients: dict[str, Any] | None = None
     profile: dict[str, Any] | None = None  # where the time of some rounds went
     parties: list[dict[str, Any]] = field(default_factory=list)  # of a federation: what each of them has spent
@@ -124,8 +128,9 @@ class RunView:
 
     @property
     def terms(self) -> dict[str, Any]:
-        """Who is protected from whom, as settings."""
-        return {**self.settings, **(self.identity.get("privacy") or {})}
+        """Who is protected from whom, as settings; those of the ledger count, once it is verified."""
+        stated = self.statement.to_dict() if self.statement is not None else {}
+        return {**self.settings, **(self.identity.get("privacy") or {}), **stated}
 
     @property
     def simulation(self) -> bool:
@@ -224,7 +229,10 @@ def _verify(view: RunView) -> None:
 
     try:
         known = verified(view.folder, {**view.summary, "final": view.final, "config": view.terms})
-        view.paid, view.released = known if known is not None else (0.0, 0)
+        if known is not None:
+            view.paid, view.released, view.statement = known
+        else:
+            view.paid = 0.0
     except UsageError as error:
         view.distrust = str(error)
         view.notes.append(view.distrust)

@@ -180,7 +180,8 @@ def load(folder: str | Path, model: nn.Module | None = None, transform: Callable
 def read(folder: Path) -> Result:
     """Read a run from its folder; the ledger of a private run must support its summary.
 
-    If the run was interrupted, went on and was killed, its summary is older than its ledger, and the ε is the ledger's.
+    What was promised is said in the words of the ledger. If the run was interrupted, went on and was killed, its
+    summary is older than its ledger, and the ε is the ledger's.
     """
     from ..privacy.ledger_verification import verified
 
@@ -194,9 +195,11 @@ def read(folder: Path) -> Result:
         )
     paid = verified(folder, summary)
     spent = summary.get("privacy")
-    if paid is not None and isinstance(spent, dict) and spent["releases"] < paid.releases:
-        later = {"epsilon": paid.epsilon, "releases": paid.releases, "notes": [*spent.get("notes", ()), WENT_ON]}
-        summary = {**summary, "privacy": {**spent, **later}}
+    if paid is not None and isinstance(spent, dict):
+        said: dict[str, Any] = {"statement": paid.promise(summary.get("clients"))}
+        if spent["releases"] < paid.releases:
+            said |= {"epsilon": paid.epsilon, "releases": paid.releases, "notes": [*spent.get("notes", ()), WENT_ON]}
+        summary = {**summary, "privacy": {**spent, **said}}
     history = History(folder / "metrics.jsonl")
     history.reread()
     return Result(folder, summary, history)

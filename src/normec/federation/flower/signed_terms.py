@@ -23,6 +23,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from ...algorithms import registry
 from ...errors import UsageError
 from ...system.code_files import CODE_SUFFIXES, is_hidden
 from ...system.files import read_bytes, read_json, write_atomic
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _LARGEST = 16 * 2**20  # bytes of a file of terms
+_LARGEST_MODEL = 2**24  # parameters for which a reader of terms, who may have no policy, computes ε
 _PURPOSE = b"normec run terms 1\n"
 PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CODE = (*{Path(f"a{suffix}").suffix for suffix in CODE_SUFFIXES}, ".toml")
@@ -135,6 +137,20 @@ class SignedTerms:
         """Raise `UsageError` if the code in an app's folder is not that of the terms."""
         if digest_of_app(app) != self.app:
             raise UsageError(f"the code in {app} differs from that of the terms of run {self.run}; get the same copy")
+
+    def epsilon(self) -> float | None:
+        """The largest ε of a party that sends a message in every round, computed from the noise of the terms.
+
+        The settings in the terms are their author's words. None for a run without noise, for a method of the parties'
+        own, whose code only they have, and for a model of more parameters than a reader may want to make room for.
+        Raises `UsageError` if no rule covers the terms.
+        """
+        first = self.parties[0].agreed
+        stated = first.method
+        if stated.name not in registry.BUILT_IN or first.parameters > _LARGEST_MODEL:
+            return None
+        method = stated.build([stated.name])
+        return max((spent for one in self.parties if (spent := one.agreed.epsilon(method)) is not None), default=None)
 
     def save(self, path: Path) -> None:
         whole = {"terms": self._facts(), "signatures": dict(self.signatures)}

@@ -8,6 +8,7 @@ anything on which the result or the privacy depends from one request to the next
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -15,8 +16,12 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from ...algorithms.method import Method
 from ...errors import UsageError
+from ...privacy.accounting import epsilon_of
+from ...privacy.noise_schedule import LEVELS
 from .policy import Verdict
+from .price import release_of
 from .terms import MethodTerms, PlanTerms, PrivacyTerms
 from .wire import FLOATS, LARGEST, LIMITS, Record, Request, WireError, from_fields, run_name, to_fields
 
@@ -89,6 +94,28 @@ class AgreedTerms:
             return None
         name, mine, theirs = _difference("terms", wanted, other)
         return f"{name.removeprefix('terms.')} is {mine!r} and {theirs!r}"
+
+    def epsilon(self, method: Method) -> float | None:
+        """The ε of one message in every round, for what the run protects and at the δ of the terms; None without noise.
+
+        Args:
+            method: The method of the terms, as this machine builds it.
+
+        Raises:
+            UsageError: No rule covers the terms, or they state another bound than that of the method.
+        """
+        privacy, delta = self.privacy, self.privacy.delta
+        stated = privacy.build(delta, self.plan.records)
+        if stated is None:
+            return None
+        if privacy.bound != method.bound:
+            raise UsageError(f"the terms state a bound of {privacy.bound:g}, it is {method.bound:g}")
+        release = release_of(method, stated, self.plan, parties=self.parties, dimension=self.parameters)
+        rounds = Counter(self.sigmas) if self.sigmas else {privacy.sigma: self.plan.rounds}
+        if release.rate < 1 and len(rounds) > LEVELS:
+            raise UsageError(f"a run with drawn records has at most {LEVELS} different noises, got {len(rounds)}")
+        events = [dataclasses.replace(release.event(sigma), count=count) for sigma, count in rounds.items()]
+        return epsilon_of(events, delta)
 
     def first_request(self) -> Request:
         """A request as the terms state it, at a model of zeros: what a policy and an account decide about."""

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -239,7 +238,7 @@ class Coordinator(FederatedRun):
         facts: dict[str, Any] = {"epsilon": epsilon, "releases": most, "beyond_ledger": most - spent.releases}
         if epsilon > target:
             note += f", above the target of {target:g}"
-            reached = dataclasses.replace(self.mechanism.privacy, epsilon=math.ceil(epsilon * 1000) / 1000)
+            reached = self.mechanism.privacy.covering(epsilon)
             facts |= {"is_target": False, "statement": reached.promise(len(self.parties))}
         return dataclasses.replace(spent, **facts, notes=(*spent.notes, note))
 
