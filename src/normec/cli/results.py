@@ -69,7 +69,7 @@ def results(
     out: Annotated[Path | None, typer.Option(help="Write to a file.", show_default=False)] = None,
     as_json: o.Json = False,
 ) -> int:
-    """Show the runs in some folders as a table: one row per setting, with mean and spread over seeds."""
+    """Show the runs in some folders as a table. A row is a setting, with mean and spread over seeds."""
     from ..errors import UsageError, one_of
     from ..experiments import export, tuning
     from ..experiments import results as run_results
