@@ -135,7 +135,8 @@ def table(
 
 @app.command("audit")
 def audit(
-    method: Annotated[str, typer.Option(help="Name of a method, or all.")] = "all",
+    method: Annotated[str, typer.Option(help="Name of a method, FILE.py:CLASS for one of your own, or all.")] = "all",
+    set_: o.Set = None,
     epsilon: Annotated[float, typer.Option(help="The claimed ε. A small one reveals more kinds of bugs.")] = 2.0,
     delta: Delta = 1e-5,
     relation: Relation = "zero-out",
@@ -162,10 +163,12 @@ def audit(
     from ..experiments.audit import audit_method
     from ..privacy import Privacy
     from ..settings.validation import make
+    from ..system.code_files import in_a_file
     from .output import number, show
 
     bounded = ("normec-plain", "normec-forgetting", *PRIVATE_METHODS)
-    one_of(("all", *bounded), method=method)
+    if not in_a_file(method):
+        one_of(("all", *bounded), method=method)
     extra: dict[str, dict[str, Any]] = {
         "normec-plain": {"method": "normec", "server_norm": False},
         "normec-forgetting": {"method": "normec", "decay": 0.2},
@@ -184,7 +187,7 @@ def audit(
     found = {}
     for name in names:
         print(f"auditing {name}", file=sys.stderr, flush=True)
-        config = make(extra.get(name, {"method": name}))
+        config = make({**extra.get(name, {"method": name}), **o.overrides(set_, {})})
         built, local = methods.build(config, dim=16), methods.local_steps(config)
         found[name] = audit_method(
             built, privacy, clients=clients, rounds=rounds, trials=trials, local=local, groups=groups
