@@ -96,6 +96,7 @@ def local(
     """
     require_flower()
     from ..experiments.build import PRIVATE_SETTINGS
+    from ..federation.flower.settings import named_by_a_command
     from ..federation.local.federation import LocalOptions, run
     from ..settings.config import FEDERATED
     from .federation_display import federation_display, show_parties
@@ -104,6 +105,8 @@ def local(
     config = o.overrides(set_, flags)
     if config.get("private") is False:  # then the app's privacy settings do not apply
         config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}
+    if "method" in config:
+        config["method"] = named_by_a_command(str(config["method"]), app_)
     options = LocalOptions(app_, out, parties, config, policy, flower_nodes, data, tables or ())
     display = federation_display(quiet)
     try:
