@@ -18,6 +18,7 @@ from typing import Any
 from .. import data
 from ..algorithms.catalogue import is_own
 from ..algorithms.lr_schedule import ScheduledLR
+from ..data.partition import BY_GROUPS
 from ..data.table import is_table
 from ..errors import Diverged, UsageError
 from ..problems.problem import Problem
@@ -49,6 +50,10 @@ FITTED = f"the inputs were scaled by statistics of the training records, which a
 COUNTED = (
     f"the classes, and with them the size of the model, are those that occur in the records, which is {NOT_COVERED}: "
     "one record may add a class; a data_schema states the classes of a table beforehand"
+)
+DEALT = (
+    "the clients are simulated: split = {} dealt the records of the table out to them, whoever owns the records; use "
+    "split = centre for the owners that the schema names, or unit = record to protect each record"
 )
 
 
@@ -103,11 +108,12 @@ def steps(
 
 
 def _notes_on_data(config: RunConfig) -> tuple[str, ...]:
-    """What the data of a private run show without noise."""
+    """What the data of a private run show without noise, and whom its clients stand for."""
     if has_own_data(config):
         return ()
     if is_table(config.data):  # what `load` would say, without another look at the file
-        return (COUNTED,) if config.data_schema is None else ()
+        dealt = config.unit == "client" and config.split not in BY_GROUPS
+        return (*([COUNTED] if config.data_schema is None else []), *([DEALT.format(config.split)] if dealt else []))
     found = data.load(config.data, config.data_dir, config.scaling)
     return (*([FITTED] if found.fitted else []), *([COUNTED] if found.counted else []))
 

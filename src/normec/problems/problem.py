@@ -660,8 +660,17 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor | None:
     """Return which predictions are right, or None if the targets are not class numbers."""
     if targets.is_floating_point() or targets.ndim != 1:
         return None
+    chosen = chosen_classes(outputs, len(targets))
+    if chosen is None:
+        return None
+    return chosen == (targets > 0 if chosen.dtype == torch.bool else targets)
+
+
+def chosen_classes(outputs: Tensor, records: int) -> Tensor | None:
+    """Return the class that a model chooses for each record, as a number, or as a bool if it has one output.
+
+    None stands for outputs that are not scores of classes.
+    """
     if outputs.ndim == 2 and outputs.shape[1] > 1:
-        return outputs.argmax(1) == targets
-    if outputs.numel() == len(targets):
-        return (outputs.flatten() > 0) == (targets > 0)
-    return None
+        return outputs.argmax(1)
+    return outputs.flatten() > 0 if outputs.numel() == records else None

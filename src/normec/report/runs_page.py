@@ -103,6 +103,7 @@ def uncovered_of(views: Iterable[RunView]) -> list[str]:
 
 
 def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
+    """The results of the runs; their settings, of which there may be many, come last."""
     rows, tuned = [], _tuned(views.values())
     columns = [
         (column, head)
@@ -116,18 +117,18 @@ def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
                 [e("a", name, href=links[name]) if name in links else name, [tag_mark(tag) for tag in view.tags]],
                 pill(view.status),
                 shown_epsilon(view.epsilon) if view.private else "∞",
-                formatting.number(view.lr),
-                *(formatting.number(view.method_settings.get(one)) for one in tuned),
                 formatting.percent(final.get("accuracy")) if good else "",
                 *(formatting.number(final.get(column), 3) if good else "" for column, _ in columns),
                 formatting.size(final.get("bytes")),
                 formatting.number(view.round),
+                formatting.number(view.lr),
+                *(formatting.number(view.method_settings.get(one)) for one in tuned),
             ]
         )
     uncovered = uncovered_of(views.values())
     measured = [f">{head} ({NOT_COVERED})" if column in uncovered else f">{head}" for column, head in columns]
     settings = (">lr", *(f">{formatting.setting(one)}" for one in tuned))
-    heads = ("run", "status", ">ε", *settings, ">test accuracy", *measured, ">sent by a client", ">rounds")
+    heads = ("run", "status", ">ε", ">test accuracy", *measured, ">sent by a client", ">rounds", *settings)
     errors = [f"{name}: {view.summary['error']}." for name, view in views.items() if view.summary.get("error")]
     return join(table(heads, rows, class_="sortable", aria_label="Results"), notes_of(errors))
 
