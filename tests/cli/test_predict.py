@@ -73,6 +73,18 @@ def test_classes_are_those_of_the_model_computed_by_hand(capsys: pytest.CaptureF
     assert json.loads(capsys.readouterr().out) == {"disease": found}
 
 
+def test_a_schema_that_was_edited_since_changes_no_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    train()
+    capsys.readouterr()
+    assert run(["predict", "run", "new.csv"]) == 0
+    before = capsys.readouterr().out
+    Path("patients.toml").write_text(SCHEMA.replace("high = 80", "high = 800"))
+    assert run(["predict", "run", "new.csv"]) == 0
+    assert capsys.readouterr().out == before
+    assert run(["predict", "run", "new.csv", "--schema", "patients.toml"]) == 0
+    assert capsys.readouterr().out != before
+
+
 def test_a_model_with_one_output_chooses_by_its_sign(capsys: pytest.CaptureFixture[str]) -> None:
     train("--model", "logistic")
     capsys.readouterr()

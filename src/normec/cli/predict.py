@@ -29,7 +29,10 @@ def predict(
     ],
     schema: Annotated[
         Path | None,
-        typer.Option(help="The TOML file that describes the columns (default: that of the run).", show_default=False),
+        typer.Option(
+            help="The TOML file that describes the columns (default: what it said when the run was trained).",
+            show_default=False,
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -49,10 +52,12 @@ def predict(
     from ..errors import UsageError
     from ..problems.batch_form import scores_of
     from ..problems.problem import chosen_classes
+    from ..storage.run_folder import SCHEMA
     from ..training.saved_run import load, read
 
     settings = read(folder).summary["config"]
-    described = schema if schema is not None else settings.get("data_schema")
+    kept = folder / SCHEMA
+    described = schema if schema is not None else kept if kept.exists() else settings.get("data_schema")
     if described is None:
         raise UsageError(f"{folder} names no schema of a table; give the one that it was trained with by --schema")
     known = load_schema(described)

@@ -26,8 +26,8 @@ from ..settings.config import IDENTITY, RunConfig
 from ..settings.validation import load
 from ..storage.checkpoint import EXTENDED, LATEST
 from ..storage.history import NOT_COVERED, STARTED_BY, History
-from ..storage.run_folder import CONFIG
-from ..system.files import read_json, read_toml
+from ..storage.run_folder import CONFIG, SCHEMA
+from ..system.files import read_json, read_text, read_toml, write_atomic
 from ..system.processes import Interrupt
 from ..training.callbacks import Callback
 from ..training.communicator import Communicator, SingleProcess
@@ -84,6 +84,7 @@ def steps(
     known = communicator.on_rank_zero(lambda: _finished(folder, config))
     if known is not None:
         return read(folder) if communicator.rank == 0 else Result(folder, known, History())
+    schema = read_text(Path(config.data_schema)) if config.data_schema is not None else None
     problem = build.problem(config) if problem is None else problem
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
     loop = prepare(problem, method, build.training(config, folder, callbacks, communicator))
@@ -96,6 +97,8 @@ def steps(
             record_divergence(used, folder, error)
         raise
     communicator.on_rank_zero(lambda: write_tables(folder, run))
+    if schema is not None:
+        communicator.on_rank_zero(lambda: write_atomic(folder / SCHEMA, schema))
     summary = summarise(run, used)
     if summary["privacy"] is not None:
         if problem.validation is not None:
