@@ -25,6 +25,14 @@ CRITERIA = {
     "smallest_grad_norm": "smallest gradient norm",
     "memory_error": "memory error",
 }
+MEASURES = {
+    "accuracy": "test accuracy",
+    "accuracy_mean_over_clients": "mean over clients",
+    "validation_accuracy": "validation accuracy",
+    "test_loss": "test loss",
+    "loss": "training loss",
+    "grad_norm": "gradient norm",
+}
 UNCOVERED = (*UNNOISED, "smallest_grad_norm")  # criteria that are measured without noise
 
 
@@ -52,7 +60,7 @@ def render(folder: Path, served: str | None = None, link: Any = None) -> str:
         links,
         title=folder.resolve().name,
         notes=notes,
-        extra=_tried(rows, by, any(view.private for view in views.values())),
+        extra=[*_over_seeds(rows), *_tried(rows, by, any(view.private for view in views.values()))],
         rerun=_rerun(folder, rows, by),
         served=served,
     )
@@ -81,7 +89,14 @@ def _step_sizes(tried: Any) -> bool:
 
 ROW = schema.record(
     {"method": schema.text, "tried": _step_sizes},
-    {"folder": schema.optional(schema.text), "lr": schema.optional(schema.number), "status": schema.text},
+    {
+        "folder": schema.optional(schema.text),
+        "lr": schema.optional(schema.number),
+        "status": schema.text,
+        "seeds": schema.number,
+        "deviations": schema.table_of(schema.number),
+        **dict.fromkeys(MEASURES, schema.optional(schema.number)),
+    },
 )
 
 
@@ -96,6 +111,32 @@ def criterion(rows: list[dict[str, Any]], views: dict[str, RunView]) -> str:
             if value is not None and value == view.summary.get(name, view.final.get(name)):
                 return name
     return "loss"
+
+
+def _over_seeds(rows: list[dict[str, Any]]) -> list[Section]:
+    """Means and standard deviations, if the best runs were repeated with other seeds."""
+    repeated = [row for row in rows if row.get("deviations")]
+    if not repeated:
+        return []
+    measures = [name for name in MEASURES if any(name in row["deviations"] for row in repeated)]
+    body = [[row["method"], *(_mean(row, name) for name in measures)] for row in repeated]
+    said = e(
+        "p",
+        f"Means over {repeated[0]['seeds']} seeds ± their standard deviation; splits, batches and first models are the "
+        "same for all methods. Curves and tables above are those of the first seed.",
+    )
+    columns = ("method", *(f">{MEASURES[name]}" for name in measures))
+    return [Section("seeds", "Over seeds", join(said, table(columns, body, aria_label="Means over seeds")))]
+
+
+def _mean(row: dict[str, Any], name: str) -> str:
+    """A mean and its standard deviation over seeds."""
+    mean, deviation = row.get(name), row["deviations"].get(name)
+    if mean is None or deviation is None:
+        return ""
+    if "accuracy" in name:
+        return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
+    return f"{formatting.number(mean)} ± {formatting.number(deviation)}"
 
 
 def _tried(rows: list[dict[str, Any]], by: str, private: bool) -> list[Section]:
@@ -132,6 +173,8 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
     command = ["normec", "compare", *labels, "--config", "shared.toml"]
     command += ["--lr", ",".join(sizes)] if sizes else []
     command += ["--by", by] if by != "loss" else []
+    seeds = max(row.get("seeds", 1) for row in rows)
+    command += ["--seeds", str(seeds)] if seeds > 1 else []
     command += ["--out", f"{shown(folder)}-again"]
     return join(
         e("p", "Save what all methods share as shared.toml:"),
