@@ -123,7 +123,7 @@ def _over_seeds(rows: list[dict[str, Any]]) -> list[Section]:
     said = e(
         "p",
         f"Means over {repeated[0]['seeds']} seeds ± their standard deviation; splits, batches and first models are the "
-        "same for all methods. Curves and tables above are those of the first seed.",
+        "same for all methods. The curves and the other tables are those of the first seed.",
     )
     columns = ("method", *(f">{MEASURES[name]}" for name in measures))
     return [Section("seeds", "Over seeds", join(said, table(columns, body, aria_label="Means over seeds")))]
