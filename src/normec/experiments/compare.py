@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any
 
 from ..algorithms.catalogue import PAPER_METHODS, PRIVATE_METHODS
 from ..errors import Diverged, Interrupted, UsageError
+from ..report.comparison_page import folder_prefix
+from ..report.result_metrics import values_of
 from ..settings.config import RunConfig
 from ..settings.validation import make
 from ..storage.history import History
@@ -39,14 +40,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best run of a candidate, and the final criterion for each step size.
+    """The best run of a candidate, and the final value of the criterion `by` for each step size.
 
-    The criterion is None if the run diverged, or if it is the only run of a candidate and did not record it.
+    The value is None if the run diverged, or if it is the only run of a candidate and did not record it.
     """
 
     label: str
     best: Result | None
     tried: dict[float, float | None]
+    by: str
 
 
 def candidates(
@@ -104,7 +106,7 @@ def run(
             size = methods.step_size(cell)
             if isinstance(size, str):
                 raise UsageError("compare needs step sizes as numbers, got lr='theory', which is for train")
-            name = f"{re.sub('[:=,/]', '-', entry.label)}-lr-{size:g}"
+            name = f"{folder_prefix(entry.label)}{size:g}"
             try:
                 result = runs.execute(cell, folder / name, [watch(f"{entry.label} lr {size:g}")])
             except Diverged as error:
@@ -122,7 +124,7 @@ def run(
             best = next(iter(found), None)
         else:
             best = tuning.best({size: [value] for size, value in tried.items()}, column)
-        outcomes.append(Outcome(entry.label, found[best] if best is not None else None, tried))
+        outcomes.append(Outcome(entry.label, found[best] if best is not None else None, tried, column))
     return outcomes
 
 
@@ -148,18 +150,15 @@ def row(outcome: Outcome) -> dict[str, Any]:
     """Return one row of the table."""
     facts: dict[str, Any] = {
         "method": outcome.label,
+        "by": outcome.by,
         "tried": {f"{lr:g}": value for lr, value in outcome.tried.items()},
     }
     if outcome.best is None:
         return {**facts, "status": "diverged"}
-    final = outcome.best.summary["final"]
     return {
         **facts,
         "status": "finished",
         "lr": outcome.best.summary["config"]["lr"],
-        **{key: final.get(key) for key in ("loss", "grad_norm", "memory_error", "test_loss", "bytes")},
-        **{key: final.get(key) for key in ("accuracy", "accuracy_mean_over_clients", "validation_accuracy")},
-        "epsilon": (outcome.best.summary["privacy"] or {}).get("epsilon"),
-        "seconds": outcome.best.summary["timings"]["total"],
+        **values_of(outcome.best.summary),
         "folder": str(outcome.best.folder),
     }
