@@ -11,12 +11,10 @@ from typing import Any
 from ..privacy.display import shown_epsilon
 from ..storage.history import NOT_COVERED
 from . import formatting
-from .result_metrics import METRICS, Metric, values_of
+from .result_metrics import IN_ORDER, Metric, values_of
 from .run_view import RunView
 
 ENDED = ("finished", "stopped")  # how a run ends that has a result
-# Accuracies come first, and of these the ones on test data.
-IN_ORDER = sorted(METRICS, key=lambda metric: (not metric.percent, metric.percent and not metric.on_test))
 
 
 @dataclass

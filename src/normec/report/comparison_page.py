@@ -10,11 +10,12 @@ from typing import Any
 
 from ..errors import UsageError
 from ..storage.history import NOT_COVERED
+from ..storage.history import uncovered as not_covered
 from ..system.files import read_json
 from . import formatting, runs_page, schema
 from .document import Section, copyable
 from .html import Html, e, join, table
-from .result_metrics import METRICS, values_of
+from .result_metrics import BY_COLUMN, IN_ORDER, METRICS, Metric, values_of
 from .run_page import shown
 from .run_view import MOST_BYTES, RunView, read_runs, trusted_run
 
@@ -46,7 +47,7 @@ def render(folder: Path, served: str | None = None, link: Any = None) -> str:
         links,
         title=folder.resolve().name,
         notes=notes,
-        extra=_tried(rows, by, any(view.private for view in views.values())),
+        extra=[*_over_seeds(rows), *_tried(rows, by, any(view.private for view in views.values()))],
         rerun=_rerun(folder, rows, by),
         served=served,
     )
@@ -80,6 +81,9 @@ ROW = schema.record(
         "lr": schema.optional(schema.number),
         "status": schema.text,
         "by": schema.text,
+        "seeds": schema.number,
+        "deviations": schema.table_of(schema.number),
+        **dict.fromkeys(BY_COLUMN, schema.optional(schema.number)),
     },
 )
 
@@ -101,6 +105,35 @@ def criterion(rows: list[dict[str, Any]], views: dict[str, RunView]) -> str:
             if value is not None and value == found[name]:
                 return name
     return "loss"
+
+
+def _over_seeds(rows: list[dict[str, Any]]) -> list[Section]:
+    """Means and standard deviations, if the best runs were repeated with other seeds."""
+    repeated = [row for row in rows if row.get("deviations")]
+    if not repeated:
+        return []
+    asked = [metric for metric in IN_ORDER if metric.usual or metric.on_test]
+    measured = [metric for metric in asked if any(metric.column in row["deviations"] for row in repeated)]
+    body = [[row["method"], *(_mean(row, metric) for metric in measured)] for row in repeated]
+    uncovered = {name for row in repeated for name in not_covered(row)}
+    marks = [f" ({NOT_COVERED})" if metric.column in uncovered else "" for metric in measured]
+    said = e(
+        "p",
+        f"Means over {repeated[0]['seeds']} seeds ± their standard deviation; splits, batches and first models are the "
+        "same for all methods. The curves and the other tables are those of the first seed.",
+    )
+    columns = ("method", *(f">{metric.title}{mark}" for metric, mark in zip(measured, marks, strict=True)))
+    return [Section("seeds", "Over seeds", join(said, table(columns, body, aria_label="Means over seeds")))]
+
+
+def _mean(row: dict[str, Any], metric: Metric) -> str:
+    """A mean and its standard deviation over seeds."""
+    mean, deviation = row.get(metric.column), row["deviations"].get(metric.column)
+    if mean is None or deviation is None:
+        return ""
+    if metric.percent:
+        return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
+    return f"{formatting.number(mean)} ± {formatting.number(deviation)}"
 
 
 def _tried(rows: list[dict[str, Any]], by: str, private: bool) -> list[Section]:
@@ -139,6 +172,8 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
     command = ["normec", "compare", *labels, "--config", "shared.toml"]
     command += ["--lr", ",".join(sizes)] if sizes else []
     command += ["--by", by] if by != "loss" else []
+    seeds = max(row.get("seeds", 1) for row in rows)
+    command += ["--seeds", str(seeds)] if seeds > 1 else []
     command += ["--out", f"{shown(folder)}-again"]
     return join(
         e("p", "Save what all methods share as shared.toml:"),

@@ -81,6 +81,8 @@ METRICS = (
     Metric("seconds", "time, s", "s", scale="linear", usual=True),
 )
 BY_COLUMN: Mapping[str, Metric] = {metric.column: metric for metric in METRICS}
+# As pages show them: accuracies come first, and of these the ones on test data.
+IN_ORDER = sorted(METRICS, key=lambda metric: (not metric.percent, metric.percent and not metric.on_test))
 
 
 def values_of(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from ..storage.history import NOT_COVERED
 from . import charts, formatting, guarantee
 from .document import Section, copyable, document, notes_of, pill, tag_mark
 from .html import Html, e, join, table
-from .result_metrics import METRICS, Metric
+from .result_metrics import IN_ORDER, Metric
 from .run_page import axis_choice, references_of, shown
 from .run_view import RunView
 
@@ -22,11 +22,8 @@ BETTER = (
     ("grad_norm", "smallest gradient norm", min),
     ("loss", "smallest training loss", min),
 )
-# The measured columns of the results, accuracies first; ε, bytes and times have columns of their own.
-MEASURED = sorted(
-    (metric for metric in METRICS if metric.usual and metric.column not in ("epsilon", "seconds")),
-    key=lambda metric: not metric.percent,
-)
+# The measured columns of the results; ε has a column of its own, and the time a table.
+MEASURED = [metric for metric in IN_ORDER if metric.usual and metric.column not in ("epsilon", "seconds")]
 HEALTH = {
     "memory_error": "memory error",
     "message_norm": "message norm",
