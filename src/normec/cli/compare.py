@@ -96,7 +96,7 @@ def _step_sizes(text: str | None) -> list[float] | None:
 
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
-    """One line a method."""
+    """Print a table with one line per method."""
     from ..privacy.display import shown_epsilon
     from ..storage.history import NOT_COVERED, uncovered
     from .output import number, percent, show

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from typing import Any
 
 from ..algorithms.catalogue import PAPER_METHODS, PRIVATE_METHODS
 from ..errors import Diverged, Interrupted, UsageError, at_least
+from ..report.comparison_page import folder_prefix
+from ..report.result_metrics import BY_COLUMN, values_of
 from ..settings.config import RunConfig
 from ..settings.validation import make
 from ..storage.history import History
@@ -31,11 +32,7 @@ from .early_stopping import early_stopping
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
 
 REPEATS = "seeds"  # the folder of the best runs with other seeds
-# Results that are means over seeds.
-MEANS = (
-    *("loss", "grad_norm", "memory_error", "test_loss"),
-    *("accuracy", "accuracy_mean_over_clients", "validation_accuracy"),
-)
+MEANS = tuple(name for name in BY_COLUMN if name not in ("epsilon", "bytes", "seconds"))  # over seeds
 
 
 @dataclass(frozen=True)
@@ -48,14 +45,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best run of a candidate, and the final criterion for each step size.
+    """The best run of a candidate, and the final value of the criterion `by` for each step size.
 
-    The criterion is None if the run diverged, or if it is the only run of a candidate and did not record it.
+    The value is None if the run diverged, or if it is the only run of a candidate and did not record it.
     """
 
     label: str
     best: Result | None
     tried: dict[float, float | None]
+    by: str
     repeats: tuple[Result, ...] = ()  # the best run with other seeds
 
 
@@ -143,24 +141,24 @@ def run(
         else:
             best = tuning.best({size: [value] for size, value in tried.items()}, column)
         if best is None:
-            outcomes.append(Outcome(entry.label, None, tried))
+            outcomes.append(Outcome(entry.label, None, tried, column))
             continue
         cell = next(one for one in entry.cells if methods.step_size(one) == best)
         repeats = []
         for seed in range(cell.public_seed + 1, cell.public_seed + seeds):
-            place = folder / REPEATS / f"{_name(entry, best)}-seed-{seed}"
+            path = folder / REPEATS / f"{_name(entry, best)}-seed-{seed}"
             again = make({**cell.model_dump(exclude_unset=True), "seed": seed})
-            result = _run(again, place, watch(f"{entry.label} lr {best:g} seed {seed}"))
+            result = _run(again, path, watch(f"{entry.label} lr {best:g} seed {seed}"))
             if result is None:
                 raise UsageError(f"{entry.label} diverged with seed {seed}; compare it with a smaller step size")
             repeats.append(result)
-        outcomes.append(Outcome(entry.label, found[best], tried, tuple(repeats)))
+        outcomes.append(Outcome(entry.label, found[best], tried, column, tuple(repeats)))
     return outcomes
 
 
 def _name(entry: Candidate, size: float) -> str:
     """The name of a run's folder."""
-    return f"{re.sub('[:=,/]', '-', entry.label)}-lr-{size:g}"
+    return f"{folder_prefix(entry.label)}{size:g}"
 
 
 def _run(cell: RunConfig, folder: Path, callback: Callback) -> Result | None:
@@ -198,25 +196,27 @@ def row(outcome: Outcome) -> dict[str, Any]:
     """Return one row of the table: means over the seeds, and their standard deviations where there are several."""
     facts: dict[str, Any] = {
         "method": outcome.label,
+        "by": outcome.by,
         "tried": {f"{lr:g}": value for lr, value in outcome.tried.items()},
     }
     if outcome.best is None:
         return {**facts, "status": "diverged"}
     summaries = [one.summary for one in (outcome.best, *outcome.repeats)]
+    measured = [values_of(summary) for summary in summaries]
     means, deviations = {}, {}
     for key in MEANS:
-        values = [one["final"].get(key) for one in summaries]
+        values = [one[key] for one in measured]
         known = None not in values
         means[key] = statistics.fmean(values) if known else None
         if known and len(values) > 1:
             deviations[key] = statistics.stdev(values)
-    spent: list[Any] = [(one["privacy"] or {}).get("epsilon") for one in summaries]
+    spent: list[Any] = [one["epsilon"] for one in measured]
     return {
         **facts,
         "status": "finished",
         "lr": outcome.best.summary["config"]["lr"],
         **means,
-        "bytes": outcome.best.summary["final"].get("bytes"),
+        "bytes": measured[0]["bytes"],
         "epsilon": None if None in spent else max(spent),
         "seconds": sum(one["timings"]["total"] for one in summaries),
         "seeds": len(summaries),
