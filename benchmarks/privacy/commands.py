@@ -84,8 +84,6 @@ def run(
     if not cells:
         return
     known = {**studies.STUDIES, **own}
-    seconds = sum(runner.estimate(known[name], cell) for name, held in cells.items() for cell in held)
-    report(f"{sum(map(len, cells.values()))} cells, about {seconds / 60:.0f} minutes of one process or GPU in all")
     done = runner.run(cells, out / page.RECORDS, limit_seconds, device, report, together, processes, known)
     for name in own:
         print("\n".join(page.of_study(own[name], out / page.RECORDS)))

@@ -67,6 +67,12 @@ test result of each seed, the chosen setting, the validation result of every set
 record it is. [CITATION.cff](../../CITATION.cff) has the citation of the software and of the paper on NormEC; the papers
 of other methods are named in the docstrings of their classes.
 """
+SIGNIFICANT = "significant difference"
+LEGEND = (
+    f"± is half of the {100 * (1 - LEVEL):.0f} % confidence interval of a mean. Two methods of a column differ "
+    f"significantly if they are further apart than its last row (Tukey, level {LEVEL}); a value is bold if all methods "
+    "have run and all others are significantly worse."
+)
 BY_CONDITION = """## By condition
 
 The best test value in percent of each family (accuracy; on w8a the area under the ROC curve). A value is bold if all \
@@ -150,8 +156,9 @@ def values(records: Mapping[str, Record]) -> dict[str, list[float]]:
 
 
 def of_study(study: Study, folder: Path) -> list[str]:
-    """The section of one study, whose records are in `folder`."""
-    return _study(study, read(study, folder))
+    """The section of one study, whose records are in `folder`, with the differences that are significant."""
+    records = read(study, folder)
+    return [*_study(study, records, differences=True), LEGEND, ""] if records else _study(study, records)
 
 
 def text(held: Held) -> str:
@@ -185,7 +192,9 @@ def _reading(conditions: Conditions, compared: Mapping[Condition, Comparison]) -
         example = (
             f" For example,\n{value} is the test {_measure(STUDIES[one.study])} of {name} in {one}, the mean of "
             f"{len(record['accuracies'])} seeds. This command measures it again:\n\n"
-            f'    python -m benchmarks.privacy run "{one.study}/{cell_of(record).key}" --out FOLDER'
+            f'    python -m benchmarks.privacy run "{one.study}/{cell_of(record).key}" --out FOLDER\n\n'
+            "The same version on the same machine repeats it. Another version may draw other noise from the same "
+            "seeds, and the\nresult then differs about as much as ± says."
         )
     return READING.format(level=100 * (1 - LEVEL), records=RECORDS, example=example)
 
@@ -461,7 +470,7 @@ def _step_at_an_end(record: Record) -> str | None:
     return range_ends({"lr": bounds["lr"]}, record["chosen"], study.budget.trials).get("lr")
 
 
-def _study(study: Study, records: Sequence[Record]) -> list[str]:
+def _study(study: Study, records: Sequence[Record], differences: bool = False) -> list[str]:
     budget = study.budget
     tried, seeds = _counted(budget.trials, "setting"), _counted(len(budget.tuning_seeds), "seed")
     line = f"{study.shows[0].upper()}{study.shows[1:]}; test {_measure(study)}."
@@ -469,7 +478,8 @@ def _study(study: Study, records: Sequence[Record]) -> list[str]:
     line += "".join(f" {note}." for note in study.notes)
     if not records:
         return [f"## {study.name}", "", line, "", "Not run.", ""]
-    return [f"## {study.name}", "", f"{line} {_start(records)}{_ran(records)}", "", *_grids(study, records)]
+    tables = _grids(study, records, differences)
+    return [f"## {study.name}", "", f"{line} {_start(records)}{_ran(records)}", "", *tables]
 
 
 def _measure(study: Study) -> str:
@@ -487,8 +497,8 @@ def _start(records: Sequence[Record]) -> str:
     return f"Before private training the model reaches {plain_statistics.fmean(held):.1f} %. " if held else ""
 
 
-def _grids(study: Study, records: Sequence[Record]) -> list[str]:
-    """One table per split, with a row per method and a column per ε."""
+def _grids(study: Study, records: Sequence[Record], differences: bool) -> list[str]:
+    """One table per split, with a row per method and a column per ε, and a last row of significant `differences`."""
     lines: list[str] = []
     across = sorted(study.epsilons)
     for split in study.splits:
@@ -506,8 +516,15 @@ def _grids(study: Study, records: Sequence[Record]) -> list[str]:
             [name, *(_value(compared[e], name, study) if name in held[e] else "not run" for e in across)]
             for name in study.contenders
         ]
+        if differences:
+            rows.append([SIGNIFICANT, *(_difference(compared[e]) if e in compared else "not run" for e in across)])
         lines += [*to_markdown((split, *map(shown, across)), rows), ""]
     return lines
+
+
+def _difference(compared: Comparison) -> str:
+    """The honestly significant difference in points."""
+    return f"{100 * compared.difference:.1f}" if math.isfinite(compared.difference) else "not known"
 
 
 def _ran(records: Iterable[Record]) -> str:

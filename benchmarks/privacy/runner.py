@@ -59,6 +59,9 @@ def run(
     done = {name: {cell_of(one): one for one in read(studies[name], out)} for name in cells}
     left = [(studies[name], cell) for name, held in cells.items() for cell in held if cell not in done[name]]
     end = time.time() + limit_seconds if limit_seconds is not None else None
+    minutes = sum(estimate(*one) for one in left) / 60
+    count = sum(map(len, cells.values()))
+    report(f"{len(left)} of {count} cells are left, about {minutes:.0f} minutes of one process or GPU")
 
     def keep(study: Study, cell: Cell, record: Record | None) -> bool:
         if record is None:

@@ -137,6 +137,20 @@ def test_audit_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not refuted" in said
 
 
+def test_a_method_of_ones_own_is_audited_with_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import dataclass\nimport normec\n\n\n@dataclass(frozen=True)\nclass Mine(normec.Method):\n"
+        "    tau: float = 1.0\n    bound = 1.0\n\n    def message(self, update, state, key=None):\n"
+        "        return normec.Clip(self.tau)(update), state\n"
+    )
+    words = ["privacy", "audit", "--method", f"{tmp_path / 'mine.py'}:Mine", "--trials", "192", "--rounds", "2"]
+    assert run([*words, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out).values()
+    assert not found["refuted"]
+    assert run([*words, "--set", "tau=3"]) == 2  # longer than the bound that it claims
+    assert "is above its bound in round 0" in capsys.readouterr().err
+
+
 def test_the_audit_takes_turns_and_bands(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["privacy", "audit", "--method", "dpsgd-clip", "--trust", "central", "--trials", "192"]
     assert run([*words, "--groups", "2", "--noise-bands", "3"]) == 2

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from normec.cli.app import app
 
 from ..support.waiting import LIMIT
 from .command import ENVIRONMENT, normec, start
@@ -136,3 +139,14 @@ def test_compare_without_methods_says_what_it_runs(tmp_path: Path) -> None:
     assert said.startswith("comparing ")
     assert "non-private methods on digits with softmax: normec, clip21, ef21" in said
     assert (tmp_path / "all/report.html").exists()
+
+
+def test_the_list_of_commands_cuts_no_summary() -> None:
+    groups = [typer.main.get_command(app)]
+    while groups:
+        group = groups.pop()
+        assert isinstance(group, typer.core.TyperGroup)
+        room = 80 - 2 - max(map(len, group.commands)) - 6  # of a terminal of 80 columns, beside the longest name
+        for name, command in group.commands.items():
+            assert not command.get_short_help_str(room).endswith("..."), f"{group.name} {name}"
+        groups += [one for one in group.commands.values() if isinstance(one, typer.core.TyperGroup)]

@@ -147,6 +147,13 @@ def test_a_sweep_its_table_and_its_results(
         }
         assert row["validation_accuracy"] == pytest.approx(max(means.values()))
         assert means[row["lr"]] == pytest.approx(max(means.values()))
+    assert run(["results", "runs/grid", "--format", "markdown"]) == 0
+    heads, _, *cells = (
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()
+    )
+    assert [dict(zip(heads, line, strict=True))["validation accuracy"].split(" ± ")[0] for line in cells] == [
+        f"{100 * row['validation_accuracy']:.2f}" for row in rows
+    ]
     assert run(["results", "runs", "--format", "csv", "--out", "all.csv"]) == 0
     with Path("all.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 4

@@ -122,6 +122,18 @@ def test_parquet_equals_csv(tmp_path: Path) -> None:
         read_table(tmp_path / "broken.parquet", known)
 
 
+@pytest.mark.parametrize("missing", ["refuse", "drop", "middle"])
+def test_a_value_that_the_schema_lists_is_not_missing(tmp_path: Path, missing: str) -> None:
+    text = SCHEMA.format(missing=missing).replace('"never"', '"none"').replace('"no"', '"NA"')
+    (tmp_path / "table.toml").write_text(text)
+    rows = [row.replace("never", "none").replace(",no,", ",NA,") for row in ROWS]
+    found = read_table(file(tmp_path, rows), tmp_path / "table.toml")
+    plain = read_table(file(tmp_path, ROWS), schema(tmp_path, missing))
+    assert torch.equal(found.inputs, plain.inputs)
+    assert torch.equal(found.targets, plain.targets)
+    assert found.counts == plain.counts
+
+
 @pytest.mark.parametrize(
     ("missing", "rows", "records"), [("drop", 2, [[0, -1, -1], [1, 1, -1]]), ("middle", 4, [[0, -1, -1], [1, 1, -1]])]
 )

@@ -14,7 +14,7 @@ from normec.errors import UsageError
 from normec.experiments import methods
 from normec.federation.flower.definition import _plan
 from normec.federation.flower.scaffold import app_name, write_app
-from normec.federation.flower.settings import NAMES, RECORDED, located, read
+from normec.federation.flower.settings import NAMES, RECORDED, located, named_by_a_command, read
 from normec.federation.local.federation import Federation, LocalOptions, agreeing, app_config
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.terms import MethodTerms
@@ -144,6 +144,21 @@ def test_a_method_in_a_file_of_the_app(tmp_path: Path) -> None:
         federation(method_settings="taus=1")
     with pytest.raises(UsageError, match="there is no file"):
         federation(method="my_methods.py:Clip21SGDM")
+
+
+def test_a_command_names_files_of_the_app_or_of_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = tmp_path / "app"
+    app.mkdir()
+    for folder, names in ((tmp_path, ("here.py", "both.py")), (app, ("both.py", "there.py"))):
+        for name in names:
+            (folder / name).touch()
+    monkeypatch.chdir(tmp_path)
+    assert named_by_a_command("here.py:Mine", app) == f"{tmp_path.resolve() / 'here.py'}:Mine"
+    assert named_by_a_command("here.py:Mine", None) == f"{tmp_path.resolve() / 'here.py'}:Mine"
+    for name in ("both.py:Mine", "there.py:Mine", "nowhere.py:Mine", "dpsgd-clip"):
+        assert named_by_a_command(name, app) == name
 
 
 @pytest.mark.parametrize("method", ["dpsgd-clip", "clip21", "dpsgd-norm", "fedavg"])

@@ -38,6 +38,8 @@ NUMBERS = {
     "C",
     "weight_stride",
     "bias_stride",
+    "each",
+    *("B", "H", "OH", "OW", "CI", "CO", "SH", "SW", "PH", "PW", "DH", "DW", "KW", "TAPS"),
 }
 MOST_SHARED = 227 * 1024  # bytes of a block's shared memory on Hopper
 
@@ -140,6 +142,22 @@ def test_weight_gradients(layer: tuple[int, ...], tmp_path: Path) -> None:
     collected = {key: constants[key] for key in weight_gradients.COLLECTED} | {"READS": inputs, "STRIDE": stride}
     blocks = weight_gradients.collecting(constants["SPLITS"], way.padded_writes)
     compiled(weight_gradients._collect, collected | blocks, {}, tmp_path)
+
+
+@pytest.mark.parametrize("single", [False, True])
+@pytest.mark.parametrize(("inputs", "outputs"), [(16, 32), (32, 64), (64, 64)])
+def test_convolutions_of_clients_with_weights_of_their_own(
+    inputs: int, outputs: int, single: bool, tmp_path: Path
+) -> None:
+    from normec.kernels import own_convolution
+
+    kind = dict.fromkeys(("source", "weights", "bias", "out"), "*fp32" if single else "*bf16")
+    for back, (reads, writes) in enumerate(((inputs, outputs), (outputs, inputs))):
+        constants = {"BACK": bool(back), "BIAS": not back, "PRECISION": "tf32"}
+        constants |= own_convolution.blocks(reads, writes, 9, single)
+        ptx = compiled(own_convolution._convolve, constants, {"num_warps": 4}, tmp_path, kind)
+        assert "mma" in ptx
+        assert not number_by_number(ptx)
 
 
 @pytest.mark.parametrize("shortcut", [False, True])

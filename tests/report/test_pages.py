@@ -293,6 +293,12 @@ def test_epsilon_is_never_said_to_be_smaller(value: float, shown: str) -> None:
 # Several runs.
 
 
+def test_results_come_before_the_settings_of_the_methods(library: Path) -> None:
+    text = comparison_page.render(library / "comparison")
+    heads = re.findall(r"<th\b[^>]*>(?:<[^>]*>)*([^<]+)", text[text.index('aria-label="Results"') :])
+    assert heads.index("test accuracy") < heads.index("lr")
+
+
 def test_a_comparison_can_be_run_again_from_its_page(library: Path, tmp_path: Path) -> None:
     """The command and the settings on the page ask for the very runs that are in the folder."""
     text = comparison_page.render(library / "comparison")

@@ -14,7 +14,7 @@ from click.exceptions import NoArgsIsHelpError, NoSuchOption
 
 from .. import __version__
 from ..errors import Diverged, Interrupted, RankLost, UsageError, nearest
-from . import compare, data, federation, privacy, report, results, suggest, sweep, tag, theory, train, ui
+from . import compare, data, federation, predict, privacy, report, results, suggest, sweep, tag, theory, train, ui
 from . import options as o
 from .output import printable
 
@@ -35,6 +35,7 @@ o.command(app, "compare", without=("method", "lr"))(compare.compare)
 app.command("sweep")(sweep.sweep)
 app.command("results")(results.results)
 app.command("report")(report.report)
+app.command("predict")(predict.predict)
 app.command("tag")(tag.tag)
 app.command("ui")(ui.ui)
 app.add_typer(data.app, name="data")

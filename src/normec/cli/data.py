@@ -17,7 +17,7 @@ app = typer.Typer(help="List, download and check data sets.", no_args_is_help=Tr
 
 @app.command("list")
 def list_(data_dir: o.DataDir = None, as_json: o.Json = False) -> None:
-    """List every known data set with its size, its origin, and whether it is available."""
+    """List every known data set, and whether it is available."""
     from .. import data
 
     found = data.listing(data_dir)
@@ -36,7 +36,10 @@ def check(
     schema: Annotated[Path, typer.Option(help="The TOML file that describes its columns.")],
     as_json: o.Json = False,
 ) -> int:
-    """Read a table as a run would, and show what is used, left out and clipped. Nothing leaves this machine."""
+    """Check that a table fits its schema.
+
+    The table is read as a run would read it; what is used, left out and clipped is shown. Nothing leaves this machine.
+    """
     from ..data.table import load_schema, read_table
 
     known = load_schema(schema)
@@ -60,7 +63,7 @@ def get(
     data_dir: o.DataDir = None,
     as_json: o.Json = False,
 ) -> None:
-    """Download a data set with an available download tool, check it, and store it in the cache."""
+    """Download a data set, check it, and store it in the cache."""
     from .. import data
 
     folder = data.get(name, data_dir, lambda line: print(line, file=sys.stderr, flush=True))

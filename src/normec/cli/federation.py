@@ -16,7 +16,7 @@ from .federation_operations import PartyPath, require_flower
 if TYPE_CHECKING:
     from ..training.saved_run import Result
 
-app = typer.Typer(help="Federations over Flower, in which each party enforces its own privacy.", no_args_is_help=True)
+app = typer.Typer(help="Run federations over Flower. Each party enforces its own privacy.", no_args_is_help=True)
 
 NOT_ADMITTED, UNREACHABLE, SPENT = 3, 4, 5  # exit codes of `party`, beside those of every command
 
@@ -35,7 +35,7 @@ def init(
         ),
     ] = None,
 ) -> int:
-    """Write a Flower app that runs as it is, as a template for your own model and data."""
+    """Write a Flower app, a template for your own model and data."""
     from ..federation.flower.scaffold import write_app
 
     for path in write_app(folder, schema=table):
@@ -87,14 +87,16 @@ def local(
     quiet: o.Quiet = False,
     **flags: Any,
 ) -> int:
-    """Run a whole federation on this machine: a SuperLink and one process per party, with TLS.
+    """Run a whole federation on this machine.
 
-    Without options, four hospitals train a model whose secure sums protect every patient with ε = 1. A method
-    other than that of the app or example runs with its usual settings. No process is left running. The run has a
-    folder like any other; the same command continues after a stop.
+    There is a SuperLink and one process per party, with TLS. Without options, four hospitals train a model whose
+    secure sums protect every patient with ε = 1. A method other than that of the app or example runs with its usual
+    settings. No process is left running. The run has a folder like any other; the same command continues after a
+    stop.
     """
     require_flower()
     from ..experiments.build import PRIVATE_SETTINGS
+    from ..federation.flower.settings import named_by_a_command
     from ..federation.local.federation import LocalOptions, run
     from ..settings.config import FEDERATED
     from .federation_display import federation_display, show_parties
@@ -103,6 +105,8 @@ def local(
     config = o.overrides(set_, flags)
     if config.get("private") is False:  # then the app's privacy settings do not apply
         config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}
+    if "method" in config:
+        config["method"] = named_by_a_command(str(config["method"]), app_)
     options = LocalOptions(app_, out, parties, config, policy, flower_nodes, data, tables or ())
     display = federation_display(quiet)
     try:
@@ -123,7 +127,7 @@ def local(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superlink(context: typer.Context) -> int:
-    """Run Flower's SuperLink so that only its owner on this machine controls it; takes flower-superlink's options."""
+    """Run Flower's SuperLink such that only its owner controls it. Takes flower-superlink's options."""
     require_flower()
     from ..federation.flower.programs import run_superlink
 
@@ -133,9 +137,9 @@ def superlink(context: typer.Context) -> int:
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def supernode(context: typer.Context) -> int:
-    """Run Flower's SuperNode, which runs the server's app, so that only its owner can use its port.
+    """Run Flower's SuperNode, which runs the server's app.
 
-    Takes flower-supernode's options.
+    Only its owner can use its port. Takes flower-supernode's options.
     """
     require_flower()
     from ..federation.flower.programs import run_flower_supernode
@@ -199,11 +203,11 @@ def party(
         str | None, typer.Option(metavar="text|json", help="Format of the log (default: text).", show_default=False)
     ] = None,
 ) -> int:
-    """Take part as one party with your own copy of the app; the server's copy is not downloaded.
+    """Take part as one party, with your own copy of the app.
 
-    A party file, as `init` writes one, holds the options; those that are given here take precedence. Exit codes: 0
-    stopped by a signal, 1 failure, 2 a mistake in the configuration, 3 the server does not admit the party, 4 the
-    server cannot be reached, 5 the budget is spent.
+    The server's copy is not downloaded. A party file, as `init` writes one, holds the options; those that are given
+    here take precedence. Exit codes: 0 stopped by a signal, 1 failure, 2 a mistake in the configuration, 3 the
+    server does not admit the party, 4 the server cannot be reached, 5 the budget is spent.
     """
     import math
 
@@ -265,7 +269,7 @@ def identity(
     ],
     name: Annotated[str, typer.Option(help="The name of the party in the roster.", show_default=False)],
 ) -> int:
-    """Create a party's key for secure sums, unless it exists, and print its entry of the roster."""
+    """Create a party's key for secure sums, if it has none. Prints its entry of the roster."""
     from ..federation.secure_sum.keys import Identity
     from ..federation.secure_sum.roster import Member, entry
 
@@ -282,7 +286,7 @@ def roster(
     path: Annotated[Path, typer.Argument(help="A roster file.", show_default=False)],
     as_json: o.Json = False,
 ) -> int:
-    """Show the parties of a roster with the fingerprints of their keys, and the digest that all must share."""
+    """Show the parties of a roster. Prints the fingerprints of their keys, and the digest that all must share."""
     from ..federation.secure_sum.roster import Roster
     from .output import show
 
@@ -334,7 +338,7 @@ def ledger(
     ] = None,
     as_json: o.Json = False,
 ) -> int:
-    """Show what a party has spent: ε, δ and messages, in total and per run."""
+    """Show what a party has spent, in total and per run."""
     from ..federation.protocol.policy import load_policy
     from ..federation.protocol.spending import spending
 

@@ -25,9 +25,10 @@ terms = typer.Typer(help="The terms of a run, in a file that all parties sign.",
 
 
 def doctor(file: PartyFilePath, as_json: o.Json = False) -> int:
-    """Check a party before its first round: key, certificates, clock, versions, policy, data, ledger and terms.
+    """Check a party before its first round.
 
-    Each check prints one line, with a cure if it found a problem. The exit code is 1 if there is a problem.
+    Key, certificates, clock, versions, policy, data, ledger and terms are checked. Each check prints one line, with
+    a cure if it found a problem. The exit code is 1 if there is a problem.
     """
     require_flower()
     from ..federation.flower.doctor import Finding, examine
@@ -58,7 +59,10 @@ def status(
     ] = None,
     as_json: o.Json = False,
 ) -> int:
-    """Show how a federation stands: at the server rounds, parties and their ε, at a party what it has spent."""
+    """Show how a federation stands.
+
+    At the server: rounds, parties and their ε. At a party: what it has spent.
+    """
     if path.is_dir():
         return _status_of_run(path, database, as_json)
     from ..errors import UsageError
@@ -124,7 +128,7 @@ def backup(
     file: PartyFilePath,
     archive: Annotated[Path, typer.Argument(help="The new archive (.tgz).", show_default=False)],
 ) -> int:
-    """Save a party's folder to an archive, while no request is answered."""
+    """Save a party's folder to an archive. Meanwhile no request is answered."""
     from ..federation.flower.party_file import load_party_file
     from ..federation.protocol.backup import back_up
     from ..federation.protocol.policy import load_policy
@@ -166,7 +170,7 @@ def leave(
     file: PartyFilePath,
     run: Annotated[str, typer.Argument(help="The name of the run.", show_default=False)],
 ) -> int:
-    """Leave a run for good: the party refuses every later request of it. What was sent stays spent."""
+    """Leave a run for good. The party refuses every later request of it, and what was sent stays spent."""
     from ..federation.flower.party_file import load_party_file
     from ..federation.protocol.departure import leave as depart
 
@@ -193,7 +197,7 @@ def new(
     out: Annotated[Path, typer.Option(help="The new file.")] = Path("terms.json"),
     set_: o.Set = None,
 ) -> int:
-    """Write the terms of a run from an app, its settings and the keys of the parties."""
+    """Write the terms of a run. They come from an app, its settings and the keys of the parties."""
     require_flower()
     from ..errors import UsageError
     from ..federation.flower.new_terms import new_terms, parse_parties
@@ -220,7 +224,7 @@ def show_(
     ] = None,
     as_json: o.Json = False,
 ) -> int:
-    """Show the terms of a run and who has signed them; with --party, also what it would cost a party, or why not."""
+    """Show the terms of a run and who has signed them. With --party, also what it would cost a party, or why not."""
     require_flower()
     from ..federation.flower.signed_terms import SignedTerms
 

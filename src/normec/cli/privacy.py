@@ -14,7 +14,7 @@ from . import options as o
 if TYPE_CHECKING:
     from ..privacy import Release
 
-app = typer.Typer(help="Compute ε from noise and noise from ε, show tables, and audit methods.", no_args_is_help=True)
+app = typer.Typer(help="Compute ε from noise, noise from ε and tables; audit methods.", no_args_is_help=True)
 
 Releases = Annotated[int, typer.Option(help="Number of messages per client; with --groups, of rounds.")]
 Delta = Annotated[float, typer.Option(help="δ.")]
@@ -86,7 +86,7 @@ def noise(
     groups: Groups = 1,
     as_json: o.Json = False,
 ) -> None:
-    """Compute the smallest noise, per client and coordinate of a message, that keeps a target."""
+    """Compute the smallest noise that keeps a target ε. It is that of each coordinate of a client's message."""
     composed = _release(
         clients,
         releases,
@@ -115,7 +115,7 @@ def table(
     out: Annotated[Path, typer.Option(help="File of the picture.")] = Path("epsilon.png"),
     as_json: o.Json = False,
 ) -> None:
-    """Show ε over rounds for several observers, as a table and a picture."""
+    """Show ε over rounds for several observers. Prints a table and draws a picture."""
     from ..experiments import epsilon_table
     from ..privacy.display import shown_epsilon
 
@@ -135,7 +135,8 @@ def table(
 
 @app.command("audit")
 def audit(
-    method: Annotated[str, typer.Option(help="Name of a method, or all.")] = "all",
+    method: Annotated[str, typer.Option(help="Name of a method, FILE.py:CLASS for one of your own, or all.")] = "all",
+    set_: o.Set = None,
     epsilon: Annotated[float, typer.Option(help="The claimed ε. A small one reveals more kinds of bugs.")] = 2.0,
     delta: Delta = 1e-5,
     relation: Relation = "zero-out",
@@ -152,17 +153,22 @@ def audit(
     ] = 1,
     as_json: o.Json = False,
 ) -> int:
-    """Try to refute the claimed ε: runs with and without a worst-case client. Exit code 1 if one is refuted."""
+    """Try to refute the claimed ε.
+
+    Compares runs with and without a worst-case client. The exit code is 1 if a claim is refuted.
+    """
     from ..algorithms.catalogue import PRIVATE_METHODS
     from ..errors import one_of
     from ..experiments import methods
     from ..experiments.audit import audit_method
     from ..privacy import Privacy
     from ..settings.validation import make
+    from ..system.code_files import in_a_file
     from .output import number, show
 
     bounded = ("normec-plain", "normec-forgetting", *PRIVATE_METHODS)
-    one_of(("all", *bounded), method=method)
+    if not in_a_file(method):
+        one_of(("all", *bounded), method=method)
     extra: dict[str, dict[str, Any]] = {
         "normec-plain": {"method": "normec", "server_norm": False},
         "normec-forgetting": {"method": "normec", "decay": 0.2},
@@ -181,7 +187,7 @@ def audit(
     found = {}
     for name in names:
         print(f"auditing {name}", file=sys.stderr, flush=True)
-        config = make(extra.get(name, {"method": name}))
+        config = make({**extra.get(name, {"method": name}), **o.overrides(set_, {})})
         built, local = methods.build(config, dim=16), methods.local_steps(config)
         found[name] = audit_method(
             built, privacy, clients=clients, rounds=rounds, trials=trials, local=local, groups=groups

@@ -23,7 +23,7 @@ def report(
     together: Annotated[bool, typer.Option(help="One page for several runs, or one page in each folder.")] = True,
     as_json: o.Json = False,
 ) -> int:
-    """Write a self-contained HTML page: results, curves, privacy, ledger, clients, timing, settings."""
+    """Write an HTML page about runs. It is one file, with results, curves, privacy, ledger, clients and timing."""
     from ..errors import UsageError
     from ..report import page
 

@@ -8,30 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..report.result_metrics import BY_COLUMN, METRICS
 from . import options as o
 from .output import printable
 
-# The columns of the printed table and their headings; a spread is shown next to its mean.
-COLUMNS = {
-    "loss": "loss",
-    "grad_norm": "‖∇f‖",
-    "smallest_grad_norm": "min ‖∇f‖",
-    "memory_error": "memory error",
-    "validation_loss": "validation loss",
-    "validation_accuracy": "validation accuracy",
-    "validation_accuracy_mean_over_clients": "validation accuracy, mean over clients",
-    "test_loss": "test loss",
-    "accuracy": "accuracy",
-    "accuracy_mean_over_clients": "accuracy, mean over clients",
-    "best_accuracy": "best accuracy",
-    "epsilon": "ε",
-    "seconds": "s",
-    "finished": "seeds",
-}
-USUAL = (
-    *("loss", "grad_norm", "validation_accuracy", "validation_accuracy_mean_over_clients"),
-    *("accuracy", "accuracy_mean_over_clients", "epsilon", "seconds"),
-)
 # Settings that the printed table shows first, if more differ than fit into it.
 FIRST = (
     *("data", "model", "clients", "split", "method", "unit", "trust", "lr", "alpha", "beta", "tau", "decay"),
@@ -48,7 +28,7 @@ def results(
             metavar="FOLDER…", help="Folders of runs, sweeps or comparisons (default: runs).", show_default=False
         ),
     ] = None,
-    format: Annotated[str, typer.Option(help="table, csv, json or parquet.")] = "table",
+    format: Annotated[str, typer.Option(help="table, markdown, csv, json or parquet.")] = "table",
     each: Annotated[
         bool, typer.Option("--each", help="One row per run, instead of mean and spread over seeds.")
     ] = False,
@@ -69,7 +49,7 @@ def results(
     out: Annotated[Path | None, typer.Option(help="Write to a file.", show_default=False)] = None,
     as_json: o.Json = False,
 ) -> int:
-    """Show the runs in some folders as a table: one row per setting, with mean and spread over seeds."""
+    """Show the runs in some folders as a table. A row is a setting, with mean and spread over seeds."""
     from ..errors import UsageError, one_of
     from ..experiments import export, tuning
     from ..experiments import results as run_results
@@ -81,7 +61,7 @@ def results(
     if format == "parquet" and out is None:
         raise UsageError("parquet cannot be printed; give --out FILE")
     if out is not None and format == "table":
-        raise UsageError("--out needs --format csv, json or parquet")
+        raise UsageError("--out needs --format markdown, csv, json or parquet")
     if each and (tune or by):
         raise UsageError("--each shows every run; leave --tune and --by out")
     names, column, allowed = _tuning(folders, tune, by, on_test)
@@ -100,15 +80,26 @@ def results(
         if format == "parquet":
             export.write_parquet(rows, out)
         else:
-            write_atomic(out, export.to_csv(rows) if format == "csv" else export.to_json(rows))
+            write_atomic(out, _text(rows, format))
         print(f"{len(rows)} rows: {out}")
     elif format == "table":
         show_rows(rows)
         for line in notes_on(rows):
             print(line)
     else:
-        print(export.to_csv(rows) if format == "csv" else export.to_json(rows), end="")
+        print(_text(rows, format), end="")
     return 0
+
+
+def _text(rows: list[dict[str, Any]], format: str) -> str:
+    """Return the rows as text: the printed table in Markdown, or everything as CSV or JSON."""
+    from ..experiments import export
+
+    if format == "markdown":
+        heads, lines, _ = _table(rows)
+        cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
+        return "\n".join(export.to_markdown([head.removeprefix(">") for head in heads], cells)) + "\n"
+    return export.to_csv(rows) if format == "csv" else export.to_json(rows)
 
 
 def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool) -> tuple[list[str], str | None, bool]:
@@ -131,21 +122,31 @@ def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
     """Print a table without columns that are empty or the same in all rows, and say which others are left out."""
-    from ..experiments.results import STATES
     from .output import show
+
+    heads, lines, left_out = _table(rows)
+    show(lines, heads)
+    if left_out:
+        print(f"Not shown: {', '.join(left_out)}, which differ too; --format csv has all settings.")
+
+
+def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]], list[str]]:
+    """Return the headings and the lines of the printed table, and the settings for which it has no room."""
+    from ..experiments.results import STATES
 
     names = [name for name in rows[0] if name not in (*LOCAL, *STATES) and not _is_metric(name)]
     names = [name for name in names if name == "method" or len({row[name] for row in rows}) > 1]
     left_out = _left_out(names, rows)
     names = [name for name in names if name not in left_out]
     counts = [name for name in STATES if any(row.get(name) for row in rows)]
-    wanted = (*USUAL, rows[0].get("by"))
-    metrics = [name for name in COLUMNS if name in wanted and any(row[name] is not None for row in rows)]
+    by = rows[0].get("by")
+    wanted = [metric.column for metric in METRICS if metric.usual or metric.column == by]
+    metrics = [name for name in wanted if any(row[name] is not None for row in rows)]
     more = [name for name in ("status", "edge") if any(row.get(name) for row in rows)]
     heads = [
         *names,
-        *(f">{COLUMNS.get(name, name)}" for name in counts),
-        *(f">{COLUMNS[name]}" for name in metrics),
+        *(">seeds" if name == "finished" else f">{name}" for name in counts),
+        *(f">{BY_COLUMN[name].heading}" for name in metrics),
         *more,
     ]
     lines = [
@@ -157,9 +158,7 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         ]
         for row in rows
     ]
-    show(lines, heads)
-    if left_out:
-        print(f"Not shown: {', '.join(left_out)}, which differ too; --format csv has all settings.")
+    return heads, lines, left_out
 
 
 def _left_out(names: list[str], rows: list[dict[str, Any]]) -> list[str]:
@@ -192,9 +191,7 @@ def notes_on(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _is_metric(name: str) -> bool:
-    from ..experiments.results import METRICS
-
-    return name.removesuffix("_spread") in METRICS
+    return name.removesuffix("_spread") in BY_COLUMN
 
 
 def _setting(value: Any) -> str:
@@ -207,7 +204,7 @@ def _measured(row: dict[str, Any], name: str) -> str:
     mean, spread = row[name], row.get(f"{name}_spread")
     if mean is None:
         return ""
-    if "accuracy" in name:
+    if BY_COLUMN[name].percent:
         return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "") + " %"
     if name == "seconds":
         return f"{mean:.1f}"

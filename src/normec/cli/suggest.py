@@ -14,10 +14,11 @@ SETTINGS = (
 
 
 def suggest(config: o.ConfigFile = None, set_: o.Set = None, as_json: o.Json = False, **flags: Any) -> None:
-    """Suggest step size, β or τ, forgetting and rounds, with a reason for each, and print the command to train.
+    """Suggest settings, and print the command to train with them.
 
-    Only public sizes are used: the numbers of clients and parameters, and the privacy target; where records are
-    protected, also the number of records of each client. Nothing is computed from the records themselves.
+    These are step size, β or τ, forgetting and rounds, with a reason for each. Only public sizes are used: the
+    numbers of clients and parameters, and the privacy target; where records are protected, also the number of
+    records of each client. Nothing is computed from the records themselves.
     """
     from ..experiments import suggestions
     from ..settings.declaration import text_of

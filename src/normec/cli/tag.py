@@ -22,7 +22,7 @@ def tag(
     ] = None,
     as_json: o.Json = False,
 ) -> int:
-    """Tag runs, for `normec ui` and their pages; without --add and --remove, print their tags."""
+    """Tag runs, for `normec ui` and their pages. Without --add and --remove, print their tags."""
     from ..errors import UsageError
     from ..report.run_view import is_run
     from ..storage.tags import change_tags, read_tags

@@ -11,7 +11,7 @@ import typer
 
 from . import options as o
 
-app = typer.Typer(help="Compute bounds, plan parameters, and check the bounds with runs.", no_args_is_help=True)
+app = typer.Typer(help="Compute bounds, plan parameters, and check the bounds.", no_args_is_help=True)
 PLAN_SETTINGS = (
     *("data", "data_dir", "target", "data_schema", "split", "model", "clients", "alpha", "beta", "rounds"),
     *("private", "epsilon", "delta", "relation", "trust", "seed"),
@@ -35,7 +35,7 @@ def bound(
     B: Annotated[float | None, typer.Option("--B", help="Bound on ‖∇f_i(x^k)‖.", show_default=False)] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Compute the bound of Theorem 1, or of Theorem 2 with --sigma: as in the paper, corrected, and sharper."""
+    """Compute the bound of Theorem 1, or of Theorem 2 with --sigma. As in the paper, corrected, and sharper."""
     from .. import theory
     from ..errors import UsageError, at_least
 
@@ -74,7 +74,7 @@ def plan(
     as_json: o.Json = False,
     **flags: Any,
 ) -> None:
-    """Choose parameters for a problem and a number of rounds, and compare their bound with trivial bounds."""
+    """Choose parameters for a problem and a number of rounds. Their bound is compared with trivial bounds."""
     from ..experiments.theory_checks import plan as plans
     from ..settings.validation import load
 
@@ -117,7 +117,7 @@ def verify(
     out: Annotated[Path, typer.Option(help="Folder of the pictures and the table.")] = Path("runs/theory"),
     as_json: o.Json = False,
 ) -> int:
-    """Compare the methods with their bounds on random and real problems; exit code 1 if a bound fails unexpectedly."""
+    """Compare the methods with their bounds. Exit code 1 if one of them fails unexpectedly."""
     from ..experiments.theory_checks import verify as verification
 
     found = verification.verify(scale, out, data_dir, lambda line: print(line, file=sys.stderr, flush=True))

@@ -361,7 +361,7 @@ def read_inputs(path: str | Path, schema: TableSchema | str | Path) -> Tensor:
     """
     known = _known(schema)
     cells = _cells(Path(path).expanduser(), [*known.inputs])
-    absent = _gaps(cells, known.inputs)
+    absent = _gaps(cells, known, known.inputs)
     if known.missing != "middle":
         for name, gaps in absent.items():
             if gaps.any():
@@ -506,13 +506,25 @@ def _parquet(path: Path, wanted: list[str] | None) -> _Cells:
     return _Cells(path, columns, "row", range(1, table.num_rows + 1))
 
 
-def _gaps(cells: _Cells, names: Iterable[str]) -> dict[str, npt.NDArray[np.bool_]]:
-    """By column, whether each value is missing."""
-    return {name: np.array([_absent(cell) for cell in cells.columns[name]]) for name in names}
+def _gaps(cells: _Cells, schema: TableSchema, names: Iterable[str]) -> dict[str, npt.NDArray[np.bool_]]:
+    """By column, whether each value is missing. A value that the schema lists, such as "none", is not."""
+    found = {}
+    for name in names:
+        listed = _listed(schema, name)
+        found[name] = np.array([_absent(cell, listed) for cell in cells.columns[name]])
+    return found
+
+
+def _listed(schema: TableSchema, name: str) -> frozenset[str]:
+    """The values that the schema lists for a column."""
+    if name == schema.target:
+        return frozenset(value for group in schema.classes for value in group)
+    column = schema.inputs.get(name)
+    return frozenset(column.categories) if isinstance(column, CategoryColumn) else frozenset()
 
 
 def _records(cells: _Cells, schema: TableSchema) -> TableRecords:
-    absent = _gaps(cells, schema.columns)
+    absent = _gaps(cells, schema, schema.columns)
     dropped = absent[schema.target].copy() if schema.missing == "middle" else np.zeros(len(cells.numbers), bool)
     for name, gaps in absent.items():
         if schema.missing == "refuse" and gaps.any():
@@ -614,9 +626,9 @@ def _indices(
     return found
 
 
-def _absent(cell: Any) -> bool:
+def _absent(cell: Any, listed: frozenset[str] = frozenset()) -> bool:
     if isinstance(cell, str):
-        return cell.strip().lower() in _ABSENT
+        return cell.strip().lower() in _ABSENT and cell.strip() not in listed
     return cell is None or (isinstance(cell, float) and math.isnan(cell))
 
 

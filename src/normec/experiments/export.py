@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..system.files import write_atomic
 
 Row = dict[str, Any]
-FORMATS = ("table", "csv", "json", "parquet")
+FORMATS = ("table", "markdown", "csv", "json", "parquet")
 
 
 def to_csv(rows: Sequence[Row]) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from .. import data
 from ..algorithms.catalogue import is_own
 from ..algorithms.lr_schedule import ScheduledLR
+from ..data.partition import BY_GROUPS
 from ..data.table import is_table
 from ..errors import Diverged, UsageError
 from ..problems.problem import Problem
@@ -25,8 +26,8 @@ from ..settings.config import IDENTITY, RunConfig
 from ..settings.validation import load
 from ..storage.checkpoint import EXTENDED, LATEST
 from ..storage.history import NOT_COVERED, STARTED_BY, History
-from ..storage.run_folder import CONFIG
-from ..system.files import read_json, read_toml
+from ..storage.run_folder import CONFIG, SCHEMA
+from ..system.files import read_json, read_text, read_toml, write_atomic
 from ..system.processes import Interrupt
 from ..training.callbacks import Callback
 from ..training.communicator import Communicator, SingleProcess
@@ -49,6 +50,10 @@ FITTED = f"the inputs were scaled by statistics of the training records, which a
 COUNTED = (
     f"the classes, and with them the size of the model, are those that occur in the records, which is {NOT_COVERED}: "
     "one record may add a class; a data_schema states the classes of a table beforehand"
+)
+DEALT = (
+    "the clients are simulated: split = {} dealt the records of the table out to them, whoever owns the records; use "
+    "split = centre for the owners that the schema names, or unit = record to protect each record"
 )
 
 
@@ -79,6 +84,7 @@ def steps(
     known = communicator.on_rank_zero(lambda: _finished(folder, config))
     if known is not None:
         return read(folder) if communicator.rank == 0 else Result(folder, known, History())
+    schema = read_text(Path(config.data_schema)) if config.data_schema is not None else None
     problem = build.problem(config) if problem is None else problem
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
     loop = prepare(problem, method, build.training(config, folder, callbacks, communicator))
@@ -91,6 +97,8 @@ def steps(
             record_divergence(used, folder, error)
         raise
     communicator.on_rank_zero(lambda: write_tables(folder, run))
+    if schema is not None:
+        communicator.on_rank_zero(lambda: write_atomic(folder / SCHEMA, schema))
     summary = summarise(run, used)
     if summary["privacy"] is not None:
         if problem.validation is not None:
@@ -103,11 +111,12 @@ def steps(
 
 
 def _notes_on_data(config: RunConfig) -> tuple[str, ...]:
-    """What the data of a private run show without noise."""
+    """What the data of a private run show without noise, and whom its clients stand for."""
     if has_own_data(config):
         return ()
     if is_table(config.data):  # what `load` would say, without another look at the file
-        return (COUNTED,) if config.data_schema is None else ()
+        dealt = config.unit == "client" and config.split not in BY_GROUPS
+        return (*([COUNTED] if config.data_schema is None else []), *([DEALT.format(config.split)] if dealt else []))
     found = data.load(config.data, config.data_dir, config.scaling)
     return (*([FITTED] if found.fitted else []), *([COUNTED] if found.counted else []))
 

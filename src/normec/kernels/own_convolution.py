@@ -98,18 +98,25 @@ def _launch(
     clients, writes, rows, columns, reads = weights.shape
     out = blank((len(source), writes, *size), source)
     each = len(source) // clients
-    wide = min(64, max(16, triton.next_power_of_2(writes)))
-    most = 32 if source.dtype == torch.float32 else 64
-    deep = next(
-        (size for size in (64, 32, 16) if size <= most and reads % size == 0),
-        min(most, max(16, triton.next_power_of_2(rows * columns * reads))),
+    sizes = blocks(reads, writes, rows * columns, source.dtype == torch.float32)
+    grid = (
+        triton.cdiv(each * size[0] * size[1], sizes["BLOCK_M"]),
+        clients,
+        triton.cdiv(writes, sizes["BLOCK_N"]),
     )
-    grid = triton.cdiv(each * size[0] * size[1], 128), clients, triton.cdiv(writes, wide)
     exact = source.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
     _convolve[grid](
         source, weights.contiguous(), pointer(bias, source), out,
         each, *source.shape[2:], *size, reads, writes, *moves.numbers, columns, rows * columns,
-        BACK=back, BIAS=bias is not None, WHOLE=reads % deep == 0, PRECISION="ieee" if exact else "tf32",
-        BLOCK_M=128, BLOCK_N=wide, BLOCK_K=deep, num_warps=4,
+        BACK=back, BIAS=bias is not None, PRECISION="ieee" if exact else "tf32", **sizes, num_warps=4,
     )  # fmt: skip
     return out
+
+
+def blocks(reads: int, writes: int, taps: int, single: bool) -> dict[str, int]:
+    """Return the kernel's blocks, from sizes alone; `single`: in single precision, else in half."""
+    most = 32 if single else 64
+    whole = [size for size in (64, 32, 16) if size <= most and reads % size == 0]  # channels of a single tap
+    deep = whole[0] if whole else min(most, max(16, triton.next_power_of_2(taps * reads)))
+    wide = min(64, max(16, triton.next_power_of_2(writes)))
+    return {"WHOLE": bool(whole), "BLOCK_M": 128, "BLOCK_N": wide, "BLOCK_K": deep}

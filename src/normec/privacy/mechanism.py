@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from ..algorithms.error_feedback import ErrorFeedbackScheme
-from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, Tables, claim_covers, has_functions_of, rows_like
+from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, Tables, has_functions_of, rows_like
+from ..algorithms.operators import claim_covers
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..sampling.random_streams import Key, Stream

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import t
 
 from benchmarks.privacy.__main__ import app
 from benchmarks.privacy.studies import STUDIES
@@ -39,6 +41,9 @@ def test_a_study_and_a_method_of_ones_own_in_one_file(tmp_path: Path, capsys: py
     assert "| longer | " in first.out
     held = (tmp_path / "out/records/mine.jsonl").read_text().splitlines()
     assert [json.loads(one)["method"] for one in held] == ["DP-SGD, norm", "longer"]
+    gaps = np.subtract(*(json.loads(one)["accuracies"] for one in held))
+    least = t.ppf(0.975, 1) * gaps.std(ddof=1) / np.sqrt(2)  # of two methods, Tukey's test is the paired t-test
+    assert f"| significant difference | {100 * least:.1f} |" in first.out
     (tmp_path / "out/records/mine.jsonl").write_text(held[0] + "\n")
     assert run(words, app) == 0
     again = capsys.readouterr()

@@ -119,6 +119,13 @@ def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
     return run
 
 
+def named_by_a_command(method: str, app: Path | None) -> str:
+    """The name of a method that a command line gives: a file that only the working folder has, by its whole path."""
+    file, colon, kind = method.rpartition(":")
+    here = bool(colon) and Path(file).is_file() and not (app is not None and (app / file).is_file())
+    return f"{Path(file).resolve()}:{kind}" if here else method
+
+
 def located(method: str, app: Path) -> str:
     """The name of a method, with the path of its file in the app's folder if it has one."""
     file, colon, kind = method.rpartition(":")
