@@ -158,6 +158,30 @@ def test_the_epsilon_of_a_ledger_is_that_of_its_releases(
     assert delta == pytest.approx(1e-5, rel=1e-6)
 
 
+UNDERCHARGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lines that charge nothing": ({}, {"charged": 0}),
+    "a cycle that is as long as the run": ({"groups": 3}, {"charged": 0}),
+    "a first release that is repeated for nothing": ({"groups": 3}, {"charged": 0, "round": 0}),
+    "coins that nobody stated": ({}, {"rate": 0.01}),
+    "no groups at all": ({"groups": 0}, {"charged": 0}),
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("change", UNDERCHARGED.values(), ids=list(UNDERCHARGED))
+def test_a_ledger_whose_lines_charge_too_little_is_not_shown(
+    copied: Path, change: tuple[dict[str, Any], dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that somebody hands out, without checkpoint and summary: its lines say that releases cost less."""
+    shutil.rmtree(copied / "checkpoint")
+    (copied / "summary.json").unlink()
+    header, *lines = (json.loads(line) for line in (copied / "ledger.jsonl").read_text().splitlines())
+    groups, less = change
+    chained([{**header, **groups}, lines[0], *({**line, **less, "epsilon": 5.0} for line in lines[1:])], copied)
+    for words in (["report", str(copied)], ["results", str(copied.parent), "--each", "--format", "csv"]):
+        assert "ledger.jsonl is" in refused(capsys, *words)
+
+
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize(
     ("name", "now"),
@@ -177,6 +201,9 @@ def test_an_epsilon_is_not_shown_beside_another_promise(
         normec.load(copied)
     replaced("config.toml", f'"{name}" = {json.dumps(before)}', f'"{name}" = {json.dumps(now)}')(copied)
     assert f"{name} = {before!r}, and the settings say {now!r}" in refused(capsys, "report", str(copied))
+    (copied / "summary.json").unlink()
+    said = refused(capsys, "results", str(copied.parent), "--each", "--format", "csv")
+    assert f"{name} = {before!r}, and the settings say {now!r}" in said
 
 
 def test_a_promise_is_made_in_the_words_of_the_ledger(

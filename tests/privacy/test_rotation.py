@@ -122,6 +122,20 @@ def test_every_group_is_charged_for_its_turns_wherever_a_run_goes_back(tmp_path:
     assert charges(path) == pytest.approx(math.ceil(furthest / groups) + repeated, rel=1e-6)
 
 
+@pytest.mark.parametrize("chunk", [1, 2])
+def test_a_release_that_costs_more_than_that_of_its_cycle_is_charged(tmp_path: Path, chunk: int) -> None:
+    path, privacy = tmp_path / "ledger.jsonl", Privacy(epsilon=50, noise="secure")
+    with Ledger(path, privacy, horizon=8, groups=4) as ledger:
+        ledger.spend(0, Event(10.0), 10.0)
+        ledger.reserve(1, Event(2.0, count=chunk), 2.0)
+    with Ledger(path, privacy, horizon=8, groups=4) as ledger:  # opened again, it still knows what was paid
+        ledger.spend(3, Event(2.0), 2.0)
+        assert ledger.exact_epsilon() == pytest.approx(gaussian.epsilon(math.hypot(1 / 10, 1 / 2), 1e-5), rel=1e-9)
+        with pytest.raises(BudgetSpent):
+            ledger.spend(3, Event(0.1), 0.1)
+    assert verified(tmp_path, None) is not None
+
+
 @pytest.mark.parametrize("chunk", [1, 3, 4, 7])
 def test_reserved_rounds_are_charged_once_for_a_cycle(tmp_path: Path, chunk: int) -> None:
     path = tmp_path / "ledger.jsonl"

@@ -262,7 +262,7 @@ def _read(folder: Path) -> Record:
     if not schema.ROW(last):
         raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
     summary = {"round": last.get("round", 0), "final": last}
-    return Record(folder, settings, "unfinished", summary, _paid(folder, summary))
+    return Record(folder, settings, "unfinished", summary, _paid(folder, {**summary, "config": held}))
 
 
 def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,9 +16,9 @@ names, then at any time, over all crashes and restarts, the file contains all re
   sampling. A further one is, given what was seen before, a mixture of taking part and of not taking part, which a
   release of a unit that takes part dominates: it counts at rate 1.
 - Groups that take turns share a payment (rule P1). With `groups` G, no unit takes part in two of the rounds cG … cG + G
-  − 1, so the first release of any of them pays for the first releases of all: a line says how many releases it charges.
-  A round that is released again is charged in full, whatever its group. So for every unit the file charges at least the
-  releases that it took part in.
+  − 1, so the first release of any of them pays for the first releases of all that cost no more: a line says how many
+  releases it charges. A round that is released again is charged in full, whatever its group. So for every unit the file
+  charges at least the releases that it took part in.
 - `reserve` pays for many rounds with one line, before they are made. With a key, a resumed run goes on inside its
   reservation; without, the allowance lives in the process that made it, and what a crash leaves of it is lost, not
   returned.
@@ -83,6 +83,11 @@ def charged_releases(rounds: range, attempt: int, groups: int, paid: Container[i
     if attempt or groups == 1:
         return len(rounds)
     return sum(cycle not in paid for cycle in {round // groups for round in rounds})
+
+
+def dearer(event: Event, paid: Event) -> bool:
+    """Whether a release costs more than the one that was paid for."""
+    return event.multiplier < paid.multiplier * (1 - 1e-9) or event.rate > paid.rate
 
 
 def charged_events(lines: Iterable[Mapping[str, Any]]) -> list[Event]:
@@ -158,8 +163,7 @@ class _Paid(NamedTuple):
 
     attempt: int
     sigma: float
-    multiplier: float
-    rate: float
+    event: Event
 
 
 class Ledger:
@@ -210,7 +214,7 @@ class Ledger:
         self._account = Account(privacy.delta, planned=planned)
         self._attempts: dict[int, int] = {}  # round → attempts so far
         self._paid: set[tuple[int, int]] = set()  # (round, attempt)
-        self._cycles: set[int] = set()  # cycles of `groups` rounds whose first releases are paid for
+        self._cycles: dict[int, Event] = {}  # what was paid for the first releases of a cycle of `groups` rounds
         self._keys: dict[tuple[int, str], _Paid] = {}  # by round and key
         self._last_key = -1  # the latest round that was paid for with a key
         self._allowance: dict[int, _Paid] = {}  # reserved without a key, in this process
@@ -275,9 +279,10 @@ class Ledger:
             if found is None:
                 return self._write(round, event, sigma, key)
             receipt = self._known(round, found, sigma)
-            if event.multiplier < found.multiplier * (1 - 1e-9) or event.rate > found.rate:
+            paid = found.event
+            if dearer(event, paid):
                 raise UsageError(
-                    f"round {round} was paid for with multiplier {found.multiplier:g} and rate {found.rate:g}, got "
+                    f"round {round} was paid for with multiplier {paid.multiplier:g} and rate {paid.rate:g}, got "
                     f"{event.multiplier:g} and {event.rate:g}; spend without a key, as another release"
                 )
             return receipt
@@ -293,8 +298,7 @@ class Ledger:
                 return self._known(first, self._keys[first, key], sigma)
             receipt = self._write(first, event, sigma, key)
             if key is None:
-                rate = without_used_coins(event, receipt.attempt).rate
-                paid = _Paid(receipt.attempt, sigma, event.multiplier, rate)
+                paid = _Paid(receipt.attempt, sigma, without_used_coins(event, receipt.attempt))
                 self._allowance.update((round, paid) for round in rounds)
             return receipt
 
@@ -324,7 +328,8 @@ class Ledger:
         positive(sigma=sigma)
         attempt = max(self._attempts.get(round, 0) for round in range(first, first + event.count))
         event = without_used_coins(event, attempt)
-        charged = charged_releases(range(first, first + event.count), attempt, self.groups, self._cycles)
+        rounds = range(first, first + event.count)
+        charged = charged_releases(rounds, attempt, self.groups, self._covered(rounds, event))
         after, epsilon = self._account.copy(), self.epsilon
         if charged:
             due = dataclasses.replace(event, count=charged)
@@ -350,18 +355,26 @@ class Ledger:
         self._take(line, after)
         return Receipt(first, attempt, True, epsilon, self.releases)
 
+    def _covered(self, rounds: range, event: Event) -> set[int]:
+        """The cycles of some rounds whose payment covers a first release that costs as much as `event`."""
+        cycles = {round // self.groups for round in rounds} if self.groups > 1 else set()
+        return {cycle for cycle in cycles & self._cycles.keys() if not dearer(event, self._cycles[cycle])}
+
     def _take(self, line: dict[str, Any], account: Account) -> None:
         self._account, self.epsilon, self.releases = account, line["epsilon"], line["releases"]
         if line["round"] <= self._last_key:
             self._keys = {known: paid for known, paid in self._keys.items() if known[0] < line["round"]}
-        for round in range(line["round"], line["round"] + line["count"]):
+        event = Event(line["multiplier"], line["rate"])
+        rounds = range(line["round"], line["round"] + line["count"])
+        covered = self._covered(rounds, event)
+        for round in rounds:
             self._attempts[round] = line["attempt"] + 1
-            self._cycles.add(round // self.groups)
+            if round // self.groups not in covered:
+                self._cycles[round // self.groups] = event
             self._paid.add((round, line["attempt"]))
             self._epsilons[round] = line["epsilon"]
             if line["key"] is not None:
-                paid = _Paid(line["attempt"], line["sigma"], line["multiplier"], line["rate"])
-                self._keys[round, line["key"]] = paid
+                self._keys[round, line["key"]] = _Paid(line["attempt"], line["sigma"], event)
                 self._last_key = max(self._last_key, round)
 
     def _resume(self) -> None:

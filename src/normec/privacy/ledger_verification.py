@@ -1,8 +1,9 @@
 """Compare the ledger of a run with the spending that its checkpoint and summary state.
 
 An ε that is read from a file needs its ledger: it is shown only if the ledger exists, its hashes verify, the checkpoint
-recognises it, its releases amount to that ε, which is computed again, and the settings beside it have the δ, unit,
-relation, trust and noise of the ledger. What the ε promises is said in the words of the statement in the ledger,
+recognises it, its releases amount to that ε, which is computed again, no line charges less or gains more from sampling
+than the statement allows, and the settings beside it have the δ, unit, relation, trust, noise and groups of the ledger.
+What the ε promises is said in the words of the statement in the ledger,
 because a summary may say anything. The checks read the folder and change nothing in it. They find damage and mistakes.
 Whoever writes a ledger can also write another one that fits together, so they are no proof against the owner of the
 run.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -26,14 +28,14 @@ from ..errors import UsageError
 from ..system.files import read_bytes, read_if_present
 from .accounting import Account, Event
 from .hash_chain import Head, LedgerDamaged, read_chain
-from .ledger import AMENDMENT, charged_events
+from .ledger import AMENDMENT, charged_events, dearer
 from .statement import Privacy
 
 MOST_BEYOND = 10**9  # the most releases beyond a ledger that a summary may state
 _LATEST = Path("checkpoint") / "latest.json"
 _TOLERANCE = 1e-9  # relative, of an ε in closed form
 _SAMPLED_TOLERANCE = 0.01  # of an ε of sampled releases, which depends on the version of the accountant's library
-_TERMS = ("delta", "unit", "relation", "trust", "noise")  # of a guarantee, beside its ε
+_TERMS = ("delta", "unit", "relation", "trust", "noise", "groups")  # of a guarantee, beside its ε
 _RESULTS = ("finished", "stopped")  # whose summaries state what was spent
 CURE = "restore the run's folder from a backup; its epsilon is not shown"
 
@@ -74,6 +76,8 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
         header, *rest = read_chain(path, head).lines or [{}]
         statement = _statement(header, rest)
         lines = [line for line in rest if line.get("kind") != AMENDMENT]
+        groups = operator.index(header.get("groups", 1))
+        _refuse_small_charges(lines, groups, statement)
         events = charged_events(lines)
         delta = float(header["privacy"]["delta"])
         last = Paid(0.0, 0, statement)
@@ -87,7 +91,7 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
         raise UsageError(f"{error}; {CURE}") from None
     except (KeyError, TypeError, ValueError, OverflowError):
         raise UsageError(f"{path} is not what a run writes; {CURE}") from None
-    _refuse_other_terms(path, header["privacy"], known.get("config"))
+    _refuse_other_terms(path, {**header["privacy"], "groups": groups}, known.get("config"))
     beyond = max(_beyond(folder, checkpoint, paid.releases, scheduled) if local else 0, _beyond_in(spent))
     if beyond and events:  # counted like the release with the least noise
         least = min(events, key=lambda event: event.multiplier)
@@ -114,9 +118,36 @@ def _statement(header: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) ->
     return Privacy(**stated)
 
 
+def _refuse_small_charges(lines: Sequence[Mapping[str, Any]], groups: int, statement: Privacy) -> None:
+    """Raise `ValueError` if a line charges less than a run with these groups pays, or claims a gain nobody stated.
+
+    The rounds of a run follow each other, so a round that is not later than all before it is released again.
+    """
+    if groups < 1:
+        raise ValueError(f"{groups} groups")
+    rate = statement.sampling if statement.sampling is not None else 1.0
+    latest, paid = -1, None  # the latest round so far, and the payment for its cycle
+    for line in lines:
+        event = Event(line["multiplier"], line["rate"], line["count"])
+        first = operator.index(line["round"])
+        last, again = first + event.count - 1, first <= latest
+        if event.rate < (1.0 if again else rate) and (again or statement.unit == "client"):
+            raise ValueError("a gain from coins that are not those of the statement")
+        covers = paid is not None and not dearer(event, paid)
+        known = latest // groups if covers else first // groups - 1  # the latest cycle that is paid for
+        cycles = last // groups - max(known, first // groups - 1)
+        if line.get("charged", event.count) < (event.count if again or groups == 1 else cycles):
+            raise ValueError("a charge that is too small")
+        if not covers or last // groups > latest // groups:
+            paid = event
+        latest = max(latest, last)
+
+
 def _refuse_other_terms(path: Path, promised: Mapping[str, Any], settings: object) -> None:
     """Refuse settings under which the ε of the ledger would promise something else."""
-    stated = settings if isinstance(settings, Mapping) else {}
+    stated = dict(settings) if isinstance(settings, Mapping) else {}
+    if "private" in stated and stated.get("groups") is None:
+        stated["groups"] = 1  # all clients may take part in every round
     for name in _TERMS:
         if stated.get(name) not in (None, promised.get(name)):
             raise UsageError(
