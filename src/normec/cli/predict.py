@@ -29,7 +29,7 @@ def predict(
     ],
     schema: Annotated[
         Path | None,
-        typer.Option(help="The TOML file that describes the columns (default: that of the run).", show_default=False),
+        typer.Option(help="The TOML file that describes the columns (default: the copy in RUN).", show_default=False),
     ] = None,
     model: Annotated[
         str | None,
@@ -49,13 +49,15 @@ def predict(
     from ..errors import UsageError
     from ..problems.batch_form import scores_of
     from ..problems.problem import chosen_classes
+    from ..storage.run_folder import SCHEMA
     from ..training.saved_run import load, read
 
     settings = read(folder).summary["config"]
-    described = schema if schema is not None else settings.get("data_schema")
-    if described is None:
-        raise UsageError(f"{folder} names no schema of a table; give the one that it was trained with by --schema")
+    described = schema if schema is not None else folder / SCHEMA
+    if not described.is_file() and schema is None:
+        raise UsageError(f"{folder} has no schema of a table; give the one that it was trained with by --schema")
     known = load_schema(described)
+    _check_schema(folder, described, known)
     inputs = read_inputs(file, known)
     outputs = scores_of(load(folder, model=_model(folder, settings, known, model)).predict(inputs))
     chosen = None if outputs is None else chosen_classes(outputs, len(inputs))
@@ -72,6 +74,28 @@ def predict(
     lines.writerow(("record", known.target))
     lines.writerows(enumerate(found, start=1))
     return 0
+
+
+def _check_schema(folder: Path, path: Path, schema: TableSchema) -> None:
+    """Raise `UsageError` if a schema scales records, or numbers classes, in another way than that of the run did."""
+    from ..data.table import load_schema
+    from ..errors import UsageError
+    from ..storage.run_folder import SCHEMA
+
+    kept = folder / SCHEMA
+    if not kept.is_file():
+        return
+    trained = load_schema(kept)
+    changed = [
+        name for name in {**trained.inputs, **schema.inputs} if trained.inputs.get(name) != schema.inputs.get(name)
+    ]
+    changed += ["classes"] if trained.classes != schema.classes else []
+    changed += ["the order of the inputs"] if not changed and [*trained.inputs] != [*schema.inputs] else []
+    if changed:
+        raise UsageError(
+            f"{path} differs from the schema that {folder} was trained with ({', '.join(changed)}); leave out --schema "
+            f"to use {kept}"
+        )
 
 
 def _model(folder: Path, settings: Mapping[str, Any], schema: TableSchema, given: str | None) -> nn.Module:

@@ -20,6 +20,7 @@ from .releases import Releases
 
 CONFIG = "config.toml"
 MODEL = "model.safetensors"  # the final model, under the names of its state_dict
+SCHEMA = "table.toml"  # a copy of the schema of the table that the run was trained on
 FEDERATION = "federation"  # the engine of a run between parties, whose model is code of their app
 
 
