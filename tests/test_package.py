@@ -19,7 +19,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PARTS = ("pyproject.toml", "README.md", "LICENSE", "src")
+PARTS = ("pyproject.toml", "README.md", "LICENSE", "src", "benchmarks", "publications")
 pytestmark = pytest.mark.slow
 
 TRAIN = """
@@ -104,11 +104,14 @@ def install(python: Path, *what: str) -> None:
     call([python, "-m", "pip", "install", *usual, *what], python.parent)
 
 
-def test_both_archives_hold_every_file_of_the_package(built: Path, wheel: Path) -> None:
+def test_both_archives_hold_every_file_of_the_package_and_the_wheel_nothing_else(built: Path, wheel: Path) -> None:
     listed = subprocess.run(["git", "ls-files", "src/normec"], cwd=ROOT, capture_output=True, text=True, check=True)
     files = set(listed.stdout.split())
     with zipfile.ZipFile(wheel) as archive:
-        assert {f"src/{name}" for name in archive.namelist()} >= files
+        names = archive.namelist()
+    assert {f"src/{name}" for name in names} >= files
+    [facts] = {name.partition("/")[0] for name in names} - {"normec"}
+    assert facts.endswith(".dist-info")
     [source] = built.glob("*.tar.gz")
     with tarfile.open(source) as tar:
         assert {name.partition("/")[2] for name in tar.getnames()} >= {*files, "pyproject.toml", "README.md", "LICENSE"}

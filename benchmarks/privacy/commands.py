@@ -46,7 +46,7 @@ def list_studies(out: Folder = FOLDER, as_json: o.Json = False) -> None:
         print(json.dumps(rows))
         return
     for row in rows:
-        minutes = f"{_minutes(row['seconds_left'])} left" if row["seconds_left"] else "finished"
+        minutes = f"{runner.duration(row['seconds_left'])} left" if row["seconds_left"] else "finished"
         print(f"{row['study']:25} {row['run']:4} of {row['cells']:4} cells   {minutes:26} {row['shows']}")
     print(f"{HEART:25} {'':16}   {'':26} four hospitals at patient level, beside FLamby's results")
 
@@ -92,8 +92,6 @@ def run(
     cells = studies.chosen(conditions, known)
     if not cells:
         return
-    seconds = sum(runner.estimate(known[name], cell) for name, held in cells.items() for cell in held)
-    report(f"{sum(map(len, cells.values()))} cells, {_minutes(seconds)} of one process or GPU in all")
     done = runner.run(cells, out / page.RECORDS, limit_seconds, device, report, together, processes, known)
     for name in own:
         print("\n".join(page.of_study(own[name], out / page.RECORDS)))
@@ -129,12 +127,6 @@ def collect(
 
     new = records.collect(source, out / page.RECORDS, replace)
     print(f"{len(new)} new records" + "".join(f"\n  {name}" for name in new))
-
-
-def _minutes(seconds: float) -> str:
-    """A duration in words, rounded to minutes."""
-    minutes = round(seconds / 60)
-    return "less than a minute" if minutes < 1 else f"about {minutes} minute{'s' * (minutes > 1)}"
 
 
 def _heart(processes: int, report: Any, out: Path) -> None:

@@ -173,6 +173,20 @@ def test_a_constant_holds_for_the_class_that_states_it() -> None:
     assert facts_of(NormEC(0.1, 0.3), D).lipschitz == 10.0
 
 
+class OtherScale(Clip):
+    """Its objects carry another map than that of the class, for which the class states no constant."""
+
+    def __init__(self, tau: float) -> None:
+        super().__init__(tau)
+        self.scale = lambda norm: torch.where((norm > 5) & (norm < 5.001), -1.0, 1.0) * Clip(tau).scale(norm)  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("kind", [DPSGD, ErrorFeedback])
+def test_a_constant_of_an_operator_holds_for_the_map_that_its_class_defines(kind: Any) -> None:
+    assert facts_of(kind(Clip(0.5)), D).lipschitz == 1.0
+    assert facts_of(kind(OtherScale(0.5)), D).lipschitz == float("inf")
+
+
 @pytest.mark.parametrize("name", ["commit", "absent", "client_init", "message"])
 def test_a_subclass_inherits_no_fused_form(name: str) -> None:
     assert fused_form(NormEC(0.1, 0.3)) is not None

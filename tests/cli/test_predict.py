@@ -97,7 +97,7 @@ def test_a_model_of_ones_own_is_run_only_if_the_command_names_it(capsys: pytest.
     assert json.loads(capsys.readouterr().out) == {"disease": found}
 
 
-def test_the_schema_of_training_is_kept_with_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_schema_that_was_edited_since_changes_no_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     """A range that is edited after training would scale new records in another way; a model cannot notice it."""
     train()
     capsys.readouterr()
@@ -128,7 +128,7 @@ def test_mistakes_are_answered_in_one_line(capsys: pytest.CaptureFixture[str]) -
     Path("few.csv").write_text("age\n30\n")
     capsys.readouterr()
     for words, said in (
-        (("digits", "new.csv"), "digits has no schema of a table; give the one that it was trained with by --schema"),
+        (("digits", "new.csv"), "digits names no schema of a table; give the one that it was trained with by --schema"),
         (("none", "new.csv"), "none has no finished or interrupted run"),
         (("run", "few.csv"), "few.csv has no column 'sex'"),
         (

@@ -10,6 +10,7 @@ import pytest
 from normec.cli import compare, output, results, train
 from normec.cli.progress import describe
 from normec.experiments import runs
+from normec.report.result_metrics import BY_COLUMN
 from normec.settings import make
 from normec.storage.history import NOT_COVERED
 
@@ -39,7 +40,7 @@ def test_rows_of_private_runs_say_what_is_not_covered() -> None:
 def test_a_table_of_runs_that_differ_in_much_shows_what_matters_and_names_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    metrics = dict.fromkeys(results.COLUMNS) | {"accuracy": 0.5}
+    metrics = dict.fromkeys(BY_COLUMN) | {"accuracy": 0.5}
     shared = dict.fromkeys(("method", "data", "model", "lr", "beta", "unit", "trust", "clients"), "x")
     rare = dict.fromkeys(("shards", "concentration"))  # as for a run from Python
     rows = [{**shared, **rare, **metrics}]

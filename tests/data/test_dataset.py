@@ -1,4 +1,4 @@
-"""`load` on the sets inside scikit-learn and on LIBSVM files written here."""
+"""`load` on the sets inside scikit-learn, and on LIBSVM files and images written here."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from normec.data import Dataset, load
+from normec.data import CropFlip, Dataset, load
 from normec.data.partition import fifth, stratified
 from normec.errors import UsageError
+
+from .test_idx import idx
 
 TEXT = "+1 1:0.5 3:2\n-1 2:1 \n\n+1 1:1\n-1 3:-4\n\n"
 
@@ -176,11 +178,40 @@ for name in ("digits", "libsvm:{tmp_path / "mine"}"):
     [
         ({"targets": torch.tensor([0, 3])}, r"must lie in 0 … 2, got 0 … 3"),
         ({"targets": torch.tensor([0.0, 1.0])}, "must be int64 class indices"),
-        ({"inputs": torch.zeros(2, 5)}, r"must have shape \(4,\) a record, got \(5,\)"),
-        ({"groups": torch.zeros(3)}, "one value a record, 2"),
+        ({"inputs": torch.zeros(2, 5)}, r"must have shape \(4,\) per record, got \(5,\)"),
+        ({"groups": torch.zeros(3)}, "one value per record, 2"),
     ],
 )
 def test_a_data_set_of_ones_own_is_checked(change: dict[str, torch.Tensor], says: str) -> None:
     parts = {"inputs": torch.zeros(2, 4), "targets": torch.tensor([0, 2]), "groups": None, **change}
     with pytest.raises(UsageError, match=says):
         Dataset("own", TensorDataset(parts["inputs"], parts["targets"]), None, 3, (4,), groups=parts["groups"])
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std"),
+    [("mnist", 0.1307, 0.3081), ("fashion-mnist", 0.2860, 0.3530)],
+)
+def test_images_are_scaled_by_the_numbers_of_their_data_set(name: str, mean: float, std: float, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    images = np.full((10, 28, 28), 255, np.uint8)
+    for part in ("train", "t10k"):
+        (tmp_path / name / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (tmp_path / name / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(10, dtype=np.uint8)))
+    dataset = load(name, tmp_path)
+    assert dataset.transform is not None
+    assert dataset.augment is None
+    scaled = dataset.transform(dataset.train.tensors[0])
+    torch.testing.assert_close(scaled, torch.full((10, 1, 28, 28), (1 - mean) / std))
+
+
+def test_cifar_is_scaled_by_channel_and_augmented(tmp_path: Path) -> None:
+    (tmp_path / "cifar10").mkdir()
+    for part in ("train", "test"):
+        np.save(tmp_path / "cifar10" / f"{part}_x.npy", np.zeros((10, 32, 32, 3), np.uint8))
+        np.save(tmp_path / "cifar10" / f"{part}_y.npy", np.arange(10, dtype=np.uint8))
+    dataset = load("cifar10", tmp_path)
+    assert dataset.transform is not None
+    assert dataset.augment == CropFlip(padding=4)
+    scaled = dataset.transform(dataset.train.tensors[0])[0, :, 0, 0]
+    torch.testing.assert_close(scaled, -torch.tensor([0.485 / 0.229, 0.456 / 0.224, 0.406 / 0.225]))

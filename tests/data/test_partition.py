@@ -141,7 +141,7 @@ def test_column_takes_names() -> None:
         ({"scheme": "dirichlets", "clients": 2}, "did you mean 'dirichlet'"),
         ({"scheme": "column", "clients": None}, "needs groups"),
         ({"scheme": "column", "clients": 3, "groups": [0, 0, 0, 1, 1, 1]}, "distinct groups, 2, got 3; leave it out"),
-        ({"scheme": "column", "clients": None, "groups": [0, 1]}, "one value a record, 6"),
+        ({"scheme": "column", "clients": None, "groups": [0, 1]}, "one value per record, 6"),
         ({"scheme": "column", "clients": None, "groups": [0.5] * 6}, "integers or strings, got float64"),
         ({"clients": 2, "seed": -1}, "seed must be a whole number >= 0"),
     ],

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from normec import LocalSteps
 from normec.errors import UsageError
-from normec.experiments import compare, methods
-from normec.settings import load
+from normec.experiments import compare, methods, runs
+from normec.report import comparison_page
+from normec.report.result_metrics import BY_COLUMN
+from normec.report.run_view import read_run
+from normec.settings import load, make
+from normec.storage.history import NOT_COVERED
 from normec.training.callbacks import Callback
 
 DEMONSTRATION = Path(__file__).parents[2] / "examples" / "digits.toml"
@@ -135,3 +141,79 @@ def test_settings_follow_the_name_of_a_method_or_of_a_class_in_a_file(
     text: str, name: str, own: dict[str, float]
 ) -> None:
     assert methods.split_name(text) == (name, own)
+
+
+def test_several_seeds_are_means_of_runs_with_these_seeds(tmp_path: Path) -> None:
+    settings = {"private": False, "rounds": 4, "clients": 4, "records": 60, "test_records": 40, "seed": 5}
+    entries = compare.candidates(["normec", "clip21"], settings, [0.1, 0.5])
+    found = compare.run(entries, tmp_path / "compared", lambda _: Callback(), "grad_norm", seeds=3)
+    compare.write(found, tmp_path / "compared")
+    for outcome in found:
+        assert outcome.best is not None
+        lr = outcome.best.summary["config"]["lr"]
+        values = []
+        for seed in (5, 6, 7):
+            config = make({**settings, "method": outcome.label, "lr": lr, "seed": seed})
+            values.append(runs.execute(config, tmp_path / f"{outcome.label}-{seed}").summary["final"]["loss"])
+        row = compare.row(outcome)
+        assert row["seeds"] == 3
+        assert row["loss"] == pytest.approx(np.mean(values), rel=1e-12)
+        assert row["deviations"]["loss"] == pytest.approx(np.std(values, ddof=1), rel=1e-9)
+        assert len(set(values)) == 3
+    page = (tmp_path / "compared" / "report.html").read_text()
+    row = compare.row(found[0])
+    assert "Means over 3 seeds" in page
+    assert f"{100 * row['accuracy']:.1f} ± {100 * row['deviations']['accuracy']:.1f} %" in page
+    assert "--seeds 3" in page
+
+
+def test_means_of_private_runs_that_no_noise_covers_are_marked(tmp_path: Path) -> None:
+    entries = compare.candidates(["normec"], {"rounds": 3, "clients": 10, "seed": 0, "diagnostics": True})
+    compare.write(compare.run(entries, tmp_path, lambda _: Callback(), seeds=2), tmp_path)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    heads = re.findall(r"<th\b[^>]*>(?:<[^>]*>)*([^<]+)", text[text.index('aria-label="Means over seeds"') :])
+    assert {f"training loss ({NOT_COVERED})", f"gradient norm ({NOT_COVERED})", "test accuracy"} <= set(heads)
+
+
+def test_a_number_of_seeds_below_one_is_refused(tmp_path: Path) -> None:
+    entries = compare.candidates(["normec"], {"private": False, "rounds": 2}, None)
+    with pytest.raises(UsageError, match="seeds must be a whole number >= 1, got 0"):
+        compare.run(entries, tmp_path, lambda _: Callback(), seeds=0)
+
+
+def test_the_page_names_the_criterion_that_chose(tmp_path: Path) -> None:
+    """For every criterion of the command; the runs of the first are used again."""
+    shared = {"data": "heart-disease", "rounds": 3, "private": False, "validation": 0.2, "tau": 0.5}
+    entries = compare.candidates(["clip21"], shared, [0.05, 0.5])
+    for by, column in compare.CRITERIA.items():
+        (outcome,) = compare.run(entries, tmp_path, lambda _: Callback(), by)
+        compare.write([outcome], tmp_path)
+        text = (tmp_path / "report.html").read_text(encoding="utf-8").replace("\u2011", "-")
+        assert f"The {BY_COLUMN[column].title} at the end" in text
+        assert (f"--by {column}" in text) == (column != "loss")
+        better = max if "accuracy" in column else min
+        assert outcome.best is not None
+        best = outcome.best.summary["config"]["lr"]
+        assert outcome.tried[best] == better(outcome.tried.values())
+
+
+def test_the_page_of_a_table_that_names_no_criterion_finds_it_in_the_results(tmp_path: Path) -> None:
+    shared = {"clients": 10, "rounds": 3, "private": False}
+    outcomes = compare.run(compare.candidates(["gd"], shared, [0.1, 0.5]), tmp_path, lambda _: Callback(), "grad_norm")
+    table, _ = compare.write(outcomes, tmp_path)
+    rows = json.loads(table.read_text())
+    table.write_text(json.dumps([{name: value for name, value in row.items() if name != "by"} for row in rows]))
+    assert "The gradient norm at the end" in comparison_page.render(tmp_path)
+
+
+def test_what_a_label_says_is_not_shared_even_if_it_names_a_file_in_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    text = "import normec\n\n\nclass Mine(normec.Method):\n    def message(self, update, state, key=None):\n"
+    (tmp_path / "mine" / "own.py").write_text(text + "        return update, state\n")
+    label = f"{tmp_path}/mine/own.py:Mine:warmup=1"
+    entries = compare.candidates([label], {"clients": 10, "rounds": 2, "private": False}, [0.1])
+    (outcome,) = compare.run(entries, tmp_path / "out", lambda _: Callback())
+    assert outcome.best is not None
+    shared = comparison_page.shared_by_all([label], [read_run(outcome.best.folder)], tmp_path / "out")
+    assert shared["rounds"] == 2
+    assert "warmup" not in shared

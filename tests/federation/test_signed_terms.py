@@ -393,6 +393,31 @@ def test_the_epsilon_that_is_shown_is_that_of_the_noise(folder: Path, capsys: py
     assert "give --party" in capsys.readouterr().out
 
 
+def test_terms_say_that_their_noise_protects_nobody(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = {}
+    for noise in ("secure", "seeded"):
+        whole = json.loads((folder / "terms.json").read_text())
+        for one in whole["terms"]["parties"]:
+            one["agreed"]["privacy"]["noise"] = noise
+        (folder / "terms.json").write_text(json.dumps(whole))
+        assert run(["federation", "terms", "show", str(folder / "terms.json")]) == 0
+        said[noise] = "protects nobody" in capsys.readouterr().out
+    assert said == {"secure": False, "seeded": True}
+
+
+def test_a_file_of_terms_names_no_epsilon_of_a_secure_sum(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """That ε depends on how many parties may collude, of which terms of single messages say nothing."""
+    whole = json.loads((folder / "terms.json").read_text())
+    for one in whole["terms"]["parties"]:
+        one["agreed"]["privacy"] |= {"trust": "secure-sum", "unit": "client", "memory": "clean"}
+        one["agreed"]["plan"]["records"] = None
+    (folder / "terms.json").write_text(json.dumps(whole))
+    assert run(["federation", "terms", "show", str(folder / "terms.json")]) == 2
+    found = capsys.readouterr()
+    assert "single messages" in found.err
+    assert "ε" not in found.out
+
+
 def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     terms = str(folder / "terms.json")
     for name in NAMES:

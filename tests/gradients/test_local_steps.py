@@ -177,6 +177,33 @@ def test_an_engine_of_one_s_own_makes_local_steps_too() -> None:
     )
 
 
+class Named(nn.Module):
+    """Calls its layers as functions, by the names of their arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels, self.scales = nn.Parameter(torch.randn(4, 1, 3, 3)), nn.Parameter(torch.ones(4))
+        self.shifts, self.fc = nn.Parameter(torch.zeros(4)), nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.conv2d(input=x, weight=self.kernels, stride=1)
+        x = F.group_norm(input=x, num_groups=2, weight=self.scales, bias=self.shifts)
+        x = F.adaptive_max_pool2d(input=F.max_pool2d(input=x, kernel_size=2), output_size=1)
+        found: Tensor = self.fc(x.flatten(1))
+        return found
+
+
+def test_a_model_may_name_the_arguments_of_its_layers() -> None:
+    torch.manual_seed(0)
+    clients = [TensorDataset(torch.randn(size, 1, 6, 6), torch.randint(0, CLASSES, (size,))) for size in SIZES]
+    given = Problem(Named(), F.cross_entropy, clients).to(torch.device("cpu"), torch.float64)
+    local = LocalSteps(steps=2, lr=LR)
+    made = choose_engine("batched", given, None, 1, local=local)
+    updates, _, _ = by_hand(given, None, local, [2] * 5, 0, torch.arange(5))
+    torch.testing.assert_close(everything(made, given, 0).grads, updates, rtol=0, atol=1e-10)
+    assert made.name == "batched"
+
+
 class Scales(nn.Module):
     """Mixes the records of a batch only where a value is above 1."""
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import shlex
 import statistics
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -207,6 +209,23 @@ def test_whether_a_run_is_training_is_seen_without_its_lock(tmp_path: Path) -> N
     (sent / ".lock").symlink_to(tmp_path / ".lock")
     assert not being_written(sent)
     lock.close()
+    assert not being_written(tmp_path)
+
+
+def test_a_time_in_the_future_is_not_that_of_a_run_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not list locks, the time of the last row decides, and an archive may name any time."""
+    read_text = Path.read_text
+
+    def without_locks(path: Path, *how: Any, **named: Any) -> str:
+        if path == Path("/proc/locks"):
+            raise FileNotFoundError(path)
+        return read_text(path, *how, **named)
+
+    monkeypatch.setattr(Path, "read_text", without_locks)
+    for name in (".lock", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    assert being_written(tmp_path)
+    os.utime(tmp_path / "metrics.jsonl", (4e9, 4e9))
     assert not being_written(tmp_path)
 
 

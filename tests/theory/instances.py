@@ -42,9 +42,9 @@ def random(m: int, n: int, d: int, seed: int) -> Many:
     return Many(h, rng.normal(size=(m, n, d)) * rng.uniform(0.1, 3, (m, 1, 1)), rng.normal(size=(m, d)) * 3)
 
 
-def start_memory(problem: Many, R: Array, rng: Any) -> Array:
-    """Memories at most R, and at one client exactly R, from the gradients."""
-    grads = problem.gradients(problem.x0)
+def start_memory(problem: Many, R: Array, rng: Any, steps: int = 1, local_lr: Array = 0.0) -> Array:
+    """Memories at most R, and at one client exactly R, from the updates by local steps; from gradients if it is one."""
+    grads = updates(problem, problem.x0, steps, local_lr)
     away = rng.normal(size=grads.shape)
     away /= np.linalg.norm(away, axis=-1, keepdims=True)
     size = rng.uniform(0, 1, grads.shape[:2])
@@ -52,11 +52,23 @@ def start_memory(problem: Many, R: Array, rng: Any) -> Array:
     return grads - R[:, None, None] * size[..., None] * away
 
 
+def updates(problem: Many, x: Array, steps: int, local_lr: Array) -> Array:
+    """The clients' mean gradients on their paths of local steps from x, [m, n, d]."""
+    y, total = np.broadcast_to(x[:, None], problem.h.shape), 0.0
+    for _ in range(steps):
+        slope = problem.h * (y - problem.c)
+        y, total = y - np.broadcast_to(local_lr, len(x))[:, None, None] * slope, total + slope
+    return total / steps
+
+
 def normec(
     problem: Many, alpha: Array, beta: Array, gamma: Array, memory: Array, rounds: int, *, sigma: float = 0.0,
-    decay: Array = 0.0, seed: int = 0,
+    decay: Array = 0.0, seed: int = 0, steps: int = 1, local_lr: Array = 0.0,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
-    """‖∇f(x^k)‖ [m, rounds], and the largest memory errors before and after each update [m, rounds]."""
+    """‖∇f(x^k)‖ [m, rounds], and the largest memory errors before and after each update [m, rounds].
+
+    Memories follow the mean gradients on the paths of local steps, which are the gradients if there is one step.
+    """
     rng = np.random.default_rng(seed)
     column = lambda v: np.broadcast_to(np.asarray(v, dtype=float), (len(problem.x0),))[:, None, None]  # noqa: E731
     a, b, lam = column(alpha), column(beta), column(decay)
@@ -64,8 +76,8 @@ def normec(
     estimate = g.mean(1)
     norms, before, after = (np.empty((len(x), rounds)) for _ in range(3))
     for k in range(rounds):
-        grads = problem.gradients(x)
-        norms[:, k] = np.linalg.norm(grads.mean(1), axis=-1)
+        norms[:, k] = np.linalg.norm(problem.gradients(x).mean(1), axis=-1)
+        grads = updates(problem, x, steps, local_lr)
         v = grads - g
         length = np.linalg.norm(v, axis=-1, keepdims=True)
         before[:, k] = length[..., 0].max(1)

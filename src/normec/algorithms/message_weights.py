@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
-from .method import SERVER_FUNCTIONS, Method, Steps, claim_covers
+from .method import SERVER_FUNCTIONS, Method, Steps
+from .operators import claim_covers
 
 
 def message_weights(method: Method, step_sizes: Sequence[float]) -> tuple[float, ...]:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..sampling.random_streams import Key
-from .operators import OPERATORS, Operator
+from .operators import OPERATORS, Operator, claim_covers
 
 State = Any  # a tensor, or a mapping of named tensors
 Tables = dict[str, Tensor]
@@ -231,19 +231,6 @@ def text_of(method: Method) -> str:
     kind = type(method)
     own = "" if kind.__module__.partition(".")[0] == __package__.partition(".")[0] else f"{kind.__module__}."
     return f"{own}{kind.__qualname__}({json.dumps(method.spec(), sort_keys=True)})"
-
-
-def claim_covers(method: Method, claim: str, *functions: str) -> bool:
-    """Whether `claim`, an attribute, was stated by a class that has these functions as they are.
-
-    False if a subclass, or the object itself, redefines one of the functions and inherits the claim.
-    """
-    classes = type(method).__mro__
-
-    def depth(name: str) -> int:
-        return next((depth for depth, kind in enumerate(classes) if name in vars(kind)), len(classes))
-
-    return all(name not in vars(method) and depth(claim) <= depth(name) for name in functions)
 
 
 def overrides(method: Method, *functions: str) -> list[str]:

@@ -127,17 +127,23 @@ def defined_by_scale(operator: Operator) -> bool:
     return isinstance(operator, Scaling) and type(operator).__call__ is Scaling.__call__
 
 
-def proven_lipschitz(operator: Operator) -> float:
-    """Return the operator's `lipschitz`, or inf if a subclass changes the operator and inherits the constant.
+def claim_covers(thing: object, claim: str, *functions: str) -> bool:
+    """Whether `claim`, an attribute of a method or an operator, was stated by a class that has these functions.
 
-    A constant that was stated for another map does not hold for this one.
+    False if a subclass, or the object itself, redefines one of the functions and inherits the claim.
     """
-    classes = type(operator).__mro__
+    classes = type(thing).__mro__
 
     def depth(name: str) -> int:
         return next((depth for depth, kind in enumerate(classes) if name in vars(kind)), len(classes))
 
-    return operator.lipschitz if depth("lipschitz") <= min(depth("__call__"), depth("scale")) else math.inf
+    own = getattr(thing, "__dict__", {})  # an object with slots has none
+    return all(name not in own and depth(claim) <= depth(name) for name in functions)
+
+
+def proven_lipschitz(operator: Operator) -> float:
+    """Return the operator's `lipschitz`, or inf if the constant was stated for another map than this one."""
+    return operator.lipschitz if claim_covers(operator, "lipschitz", "__call__", "scale") else math.inf
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,7 @@ def compare(
     by: Annotated[
         str, typer.Option(help="The criterion for the best step size: loss, grad_norm, validation (its loss), …")
     ] = "loss",
+    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds of each method's best run; the means are shown.")] = 1,
     out: o.Out = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
@@ -43,6 +45,7 @@ def compare(
 
     A method can have its own settings after a colon: normec:beta=1,server_norm=false or my.py:MyMethod:tau=0.1,lr=0.5.
     Every method runs with each step size, and its best one by --by is shown; without --lr each method uses its default.
+    With --seeds the best run is repeated with the seeds that follow, and the table shows means and standard deviations.
     """
     from ..errors import one_of
     from ..experiments import compare as comparison
@@ -64,7 +67,7 @@ def compare(
             "those",
             file=sys.stderr,
         )
-    outcomes = comparison.run(entries, out, lambda label: progress_display(label, quiet), by)
+    outcomes = comparison.run(entries, out, lambda label: progress_display(label, quiet), by, seeds)
     table, picture = comparison.write(outcomes, out)
     rows = [comparison.row(outcome) for outcome in outcomes]
     if as_json:
@@ -93,7 +96,7 @@ def _step_sizes(text: str | None) -> list[float] | None:
 
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
-    """One line a method."""
+    """Print a table with one line per method."""
     from ..privacy.display import shown_epsilon
     from ..storage.history import NOT_COVERED, uncovered
     from .output import number, percent, show
@@ -110,10 +113,22 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         if row["status"] == "diverged":
             lines.append([row["method"], "", "all diverged"])
             continue
-        values = [(number if key in numbers else percent)(row.get(key)) for key in shown]
+        values = [_with_deviation(number if key in numbers else percent, row, key) for key in shown]
         spent = shown_epsilon(row["epsilon"]) or "∞"
         lines.append([row["method"], spent, *values, number(row["bytes"] / 1e6), f"{row['seconds']:.1f}"])
     columns = ["method", ">ε", *({**numbers, **percents}[key] for key in shown), ">MB sent", ">s"]
     show(lines, columns)
+    most = max(row.get("seeds", 1) for row in rows)
+    if most > 1:
+        print(
+            f"Means over {most} seeds ± their standard deviation; splits, batches and first models are the same for "
+            "all methods."
+        )
     if any(uncovered(row) for row in rows):
         print(f"loss, ‖∇f‖ and memory error of the private runs are measured without noise and {NOT_COVERED}.")
+
+
+def _with_deviation(write: Callable[[float | None], str], row: dict[str, Any], key: str) -> str:
+    """A mean and the standard deviation over seeds, if there are several."""
+    deviation = row.get("deviations", {}).get(key)
+    return write(row.get(key)) + (f" ± {write(deviation)}" if deviation is not None else "")

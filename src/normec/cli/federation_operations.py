@@ -294,7 +294,7 @@ def _show_terms(found: SignedTerms) -> None:
     from .output import show
 
     first = found.parties[0].agreed
-    privacy = first.privacy
+    privacy, seeded = first.privacy, first.privacy.noise == "seeded"
     noise = {one.name: f"{one.agreed.privacy.sigma:.4g}" for one in found.parties}
     least = {one.name: f"{one.agreed.privacy.least_sigma:.4g}" for one in found.parties if one.agreed.sigmas}
     rows = [
@@ -309,6 +309,7 @@ def _show_terms(found: SignedTerms) -> None:
     else:
         rows += [
             ("protected", f"{privacy.unit}, {privacy.relation}, trust {privacy.trust}"),
+            ("kind of noise", "seeded: a simulation, which protects nobody" if seeded else privacy.noise),
             ("noise σ", ", ".join(f"{name}: {sigma}" for name, sigma in noise.items())),
             ("bound of a message", f"{privacy.bound:g}"),
         ]

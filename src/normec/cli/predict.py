@@ -29,7 +29,10 @@ def predict(
     ],
     schema: Annotated[
         Path | None,
-        typer.Option(help="The TOML file that describes the columns (default: the copy in RUN).", show_default=False),
+        typer.Option(
+            help="The TOML file that describes the columns (default: what it said when the run was trained).",
+            show_default=False,
+        ),
     ] = None,
     model: Annotated[
         str | None,
@@ -53,11 +56,13 @@ def predict(
     from ..training.saved_run import load, read
 
     settings = read(folder).summary["config"]
-    described = schema if schema is not None else folder / SCHEMA
-    if not described.is_file() and schema is None:
-        raise UsageError(f"{folder} has no schema of a table; give the one that it was trained with by --schema")
+    kept = folder / SCHEMA
+    described = schema if schema is not None else kept if kept.exists() else settings.get("data_schema")
+    if described is None:
+        raise UsageError(f"{folder} names no schema of a table; give the one that it was trained with by --schema")
     known = load_schema(described)
-    _check_schema(folder, described, known)
+    if kept.exists():
+        _check_schema(folder, Path(described), known, load_schema(kept))
     inputs = read_inputs(file, known)
     outputs = scores_of(load(folder, model=_model(folder, settings, known, model)).predict(inputs))
     chosen = None if outputs is None else chosen_classes(outputs, len(inputs))
@@ -76,25 +81,18 @@ def predict(
     return 0
 
 
-def _check_schema(folder: Path, path: Path, schema: TableSchema) -> None:
+def _check_schema(folder: Path, path: Path, schema: TableSchema, trained: TableSchema) -> None:
     """Raise `UsageError` if a schema scales records, or numbers classes, in another way than that of the run did."""
-    from ..data.table import load_schema
     from ..errors import UsageError
-    from ..storage.run_folder import SCHEMA
 
-    kept = folder / SCHEMA
-    if not kept.is_file():
-        return
-    trained = load_schema(kept)
-    changed = [
-        name for name in {**trained.inputs, **schema.inputs} if trained.inputs.get(name) != schema.inputs.get(name)
-    ]
+    names = {**trained.inputs, **schema.inputs}
+    changed = [name for name in names if trained.inputs.get(name) != schema.inputs.get(name)]
     changed += ["classes"] if trained.classes != schema.classes else []
     changed += ["the order of the inputs"] if not changed and [*trained.inputs] != [*schema.inputs] else []
     if changed:
         raise UsageError(
             f"{path} differs from the schema that {folder} was trained with ({', '.join(changed)}); leave out --schema "
-            f"to use {kept}"
+            "to use that one"
         )
 
 

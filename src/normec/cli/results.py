@@ -8,30 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from ..report.result_metrics import BY_COLUMN, METRICS
 from . import options as o
 from .output import printable
 
-# The columns of the printed table and their headings; a spread is shown next to its mean.
-COLUMNS = {
-    "loss": "loss",
-    "grad_norm": "‖∇f‖",
-    "smallest_grad_norm": "min ‖∇f‖",
-    "memory_error": "memory error",
-    "validation_loss": "validation loss",
-    "validation_accuracy": "validation accuracy",
-    "validation_accuracy_mean_over_clients": "validation accuracy, mean over clients",
-    "test_loss": "test loss",
-    "accuracy": "accuracy",
-    "accuracy_mean_over_clients": "accuracy, mean over clients",
-    "best_accuracy": "best accuracy",
-    "epsilon": "ε",
-    "seconds": "s",
-    "finished": "seeds",
-}
-USUAL = (
-    *("loss", "grad_norm", "validation_accuracy", "validation_accuracy_mean_over_clients"),
-    *("accuracy", "accuracy_mean_over_clients", "epsilon", "seconds"),
-)
 # Settings that the printed table shows first, if more differ than fit into it.
 FIRST = (
     *("data", "model", "clients", "split", "method", "unit", "trust", "lr", "alpha", "beta", "tau", "decay"),
@@ -163,13 +143,14 @@ def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]], list
     left_out = _left_out(names, rows)
     names = [name for name in names if name not in left_out]
     counts = [name for name in STATES if any(row.get(name) for row in rows)]
-    wanted = (*USUAL, rows[0].get("by"))
-    metrics = [name for name in COLUMNS if name in wanted and any(row[name] is not None for row in rows)]
+    by = rows[0].get("by")
+    wanted = [metric.column for metric in METRICS if metric.usual or metric.column == by]
+    metrics = [name for name in wanted if any(row[name] is not None for row in rows)]
     more = [name for name in ("status", "edge") if any(row.get(name) for row in rows)]
     heads = [
         *names,
-        *(f">{COLUMNS.get(name, name)}" for name in counts),
-        *(f">{COLUMNS[name]}" for name in metrics),
+        *(">seeds" if name == "finished" else f">{name}" for name in counts),
+        *(f">{BY_COLUMN[name].heading}" for name in metrics),
         *more,
     ]
     lines = [
@@ -214,9 +195,7 @@ def notes_on(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _is_metric(name: str) -> bool:
-    from ..experiments.results import METRICS
-
-    return name.removesuffix("_spread") in METRICS
+    return name.removesuffix("_spread") in BY_COLUMN
 
 
 def _setting(value: Any) -> str:
@@ -229,7 +208,7 @@ def _measured(row: dict[str, Any], name: str) -> str:
     mean, spread = row[name], row.get(f"{name}_spread")
     if mean is None:
         return ""
-    if "accuracy" in name:
+    if BY_COLUMN[name].percent:
         return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "") + " %"
     if name == "seconds":
         return f"{mean:.1f}"

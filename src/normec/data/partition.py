@@ -69,7 +69,7 @@ def split(
     one_of(SCHEMES, scheme=scheme)
     at_least(0, seed=seed)
     if targets.ndim != 1:
-        raise UsageError(f"targets must be one value a record, got shape {tuple(targets.shape)}")
+        raise UsageError(f"targets must be one value per record, got shape {tuple(targets.shape)}")
     if scheme in BY_GROUPS:
         return _by_client(*_column(scheme, len(targets), clients, groups))
     if clients is None:
@@ -155,7 +155,7 @@ def _column(scheme: str, records: int, clients: int | None, groups: Column | Non
     if column.dtype.kind not in "iubUS":
         raise UsageError(f"groups must be integers or strings, got {column.dtype}")
     if column.shape != (records,):
-        raise UsageError(f"groups must have one value a record, {records}, got shape {column.shape}")
+        raise UsageError(f"groups must have one value per record, {records}, got shape {column.shape}")
     values, owners = np.unique(column, return_inverse=True)
     if clients is not None and clients != len(values):
         raise UsageError(f"clients must be the number of distinct groups, {len(values)}, got {clients}; leave it out")

@@ -127,11 +127,6 @@ class OptimizerNoise:
         """The noise and its account."""
         return self._mechanism
 
-    @property
-    def on_grid(self) -> bool:
-        """Whether sums are sent as integers."""
-        return self._mechanism.privacy.noise != "seeded" and self._mechanism.privacy.trust != "local"
-
     def _open(self) -> None:
         if self._ledger is not None:
             self._ledger.parent.mkdir(parents=True, exist_ok=True)

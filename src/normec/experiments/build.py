@@ -197,7 +197,7 @@ def training(
 
 
 def privacy(config: RunConfig) -> Privacy | None:
-    """Return the privacy statement of a run in one place; None if privacy is off."""
+    """Return the privacy statement of a run that is no federation; None if privacy is off."""
     return statement(config, config.record_clip_used)
 
 

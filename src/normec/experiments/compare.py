@@ -2,21 +2,24 @@
 
 A method is given with its own settings, as in ``normec:beta=1,server_norm=false`` or ``mine.py:Mine,tau=0.1``. Each
 method runs with every given step size, and the run with the best final training loss, gradient norm or validation
-result is shown; test data are never used for this choice. Without step sizes, each method uses its default.
+result is shown; test data are never used for this choice. Without step sizes, each method uses its default. With
+several seeds, the best run is repeated with the seeds that follow, and the means are shown.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import re
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..algorithms.catalogue import PAPER_METHODS, PRIVATE_METHODS
-from ..errors import Diverged, Interrupted, UsageError
+from ..errors import Diverged, Interrupted, UsageError, at_least
+from ..report.comparison_page import folder_prefix
+from ..report.result_metrics import BY_COLUMN, values_of
 from ..settings.config import RunConfig
 from ..settings.validation import make
 from ..storage.history import History
@@ -27,6 +30,9 @@ from . import methods, runs, server, tuning
 from .early_stopping import early_stopping
 
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
+
+REPEATS = "seeds"  # the folder of the best runs with other seeds
+MEANS = tuple(name for name in BY_COLUMN if name not in ("epsilon", "bytes", "seconds"))  # over seeds
 
 
 @dataclass(frozen=True)
@@ -39,14 +45,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The best run of a candidate, and the final criterion for each step size.
+    """The best run of a candidate, and the final value of the criterion `by` for each step size.
 
-    The criterion is None if the run diverged, or if it is the only run of a candidate and did not record it.
+    The value is None if the run diverged, or if it is the only run of a candidate and did not record it.
     """
 
     label: str
     best: Result | None
     tried: dict[float, float | None]
+    by: str
+    repeats: tuple[Result, ...] = ()  # the best run with other seeds
 
 
 def candidates(
@@ -90,9 +98,25 @@ def candidates(
 
 
 def run(
-    entries: Sequence[Candidate], folder: Path, watch: Callable[[str], Callback], criterion: str = "loss"
+    entries: Sequence[Candidate],
+    folder: Path,
+    watch: Callable[[str], Callback],
+    criterion: str = "loss",
+    seeds: int = 1,
 ) -> list[Outcome]:
-    """Run every cell in its own folder under `folder`; finished cells are not run again."""
+    """Run every cell in its own folder under `folder`; finished cells are not run again.
+
+    Args:
+        entries: The methods.
+        folder: The folder of the comparison.
+        watch: Makes the callback that shows a run under a label.
+        criterion: The criterion for the best step size.
+        seeds: How many seeds the best run of each method has, its own included.
+
+    Returns:
+        The outcome of each method.
+    """
+    at_least(1, seeds=seeds)
     column = CRITERIA[criterion]
     if any(len(entry.cells) > 1 and not tuning.records(cell, column) for entry in entries for cell in entry.cells):
         raise tuning.uncovered(column)
@@ -104,16 +128,10 @@ def run(
             size = methods.step_size(cell)
             if isinstance(size, str):
                 raise UsageError("compare needs step sizes as numbers, got lr='theory', which is for train")
-            name = f"{re.sub('[:=,/]', '-', entry.label)}-lr-{size:g}"
-            try:
-                result = runs.execute(cell, folder / name, [watch(f"{entry.label} lr {size:g}")])
-            except Diverged as error:
-                if error.round == 0:
-                    raise
+            result = _run(cell, folder / _name(entry, size), watch(f"{entry.label} lr {size:g}"))
+            if result is None:
                 tried[size] = None
                 continue
-            if result.summary["status"] == "interrupted":
-                raise Interrupted
             found[size] = result
             tried[size] = tuning.value(result.summary, column)
             if tried[size] is None and len(entry.cells) > 1:
@@ -122,8 +140,38 @@ def run(
             best = next(iter(found), None)
         else:
             best = tuning.best({size: [value] for size, value in tried.items()}, column)
-        outcomes.append(Outcome(entry.label, found[best] if best is not None else None, tried))
+        if best is None:
+            outcomes.append(Outcome(entry.label, None, tried, column))
+            continue
+        cell = next(one for one in entry.cells if methods.step_size(one) == best)
+        repeats = []
+        for seed in range(cell.public_seed + 1, cell.public_seed + seeds):
+            path = folder / REPEATS / f"{_name(entry, best)}-seed-{seed}"
+            again = make({**cell.model_dump(exclude_unset=True), "seed": seed})
+            result = _run(again, path, watch(f"{entry.label} lr {best:g} seed {seed}"))
+            if result is None:
+                raise UsageError(f"{entry.label} diverged with seed {seed}; compare it with a smaller step size")
+            repeats.append(result)
+        outcomes.append(Outcome(entry.label, found[best], tried, column, tuple(repeats)))
     return outcomes
+
+
+def _name(entry: Candidate, size: float) -> str:
+    """The name of a run's folder."""
+    return f"{folder_prefix(entry.label)}{size:g}"
+
+
+def _run(cell: RunConfig, folder: Path, callback: Callback) -> Result | None:
+    """Return the result of a run; None if it diverged after the first round."""
+    try:
+        result = runs.execute(cell, folder, [callback])
+    except Diverged as error:
+        if error.round == 0:
+            raise
+        return None
+    if result.summary["status"] == "interrupted":
+        raise Interrupted
+    return result
 
 
 def histories(outcomes: Sequence[Outcome]) -> dict[str, History]:
@@ -145,21 +193,33 @@ def write(outcomes: Sequence[Outcome], folder: Path) -> tuple[Path, Path]:
 
 
 def row(outcome: Outcome) -> dict[str, Any]:
-    """Return one row of the table."""
+    """Return one row of the table: means over the seeds, and their standard deviations where there are several."""
     facts: dict[str, Any] = {
         "method": outcome.label,
+        "by": outcome.by,
         "tried": {f"{lr:g}": value for lr, value in outcome.tried.items()},
     }
     if outcome.best is None:
         return {**facts, "status": "diverged"}
-    final = outcome.best.summary["final"]
+    summaries = [one.summary for one in (outcome.best, *outcome.repeats)]
+    measured = [values_of(summary) for summary in summaries]
+    means, deviations = {}, {}
+    for key in MEANS:
+        values = [one[key] for one in measured]
+        known = None not in values
+        means[key] = statistics.fmean(values) if known else None
+        if known and len(values) > 1:
+            deviations[key] = statistics.stdev(values)
+    spent: list[Any] = [one["epsilon"] for one in measured]
     return {
         **facts,
         "status": "finished",
         "lr": outcome.best.summary["config"]["lr"],
-        **{key: final.get(key) for key in ("loss", "grad_norm", "memory_error", "test_loss", "bytes")},
-        **{key: final.get(key) for key in ("accuracy", "accuracy_mean_over_clients", "validation_accuracy")},
-        "epsilon": (outcome.best.summary["privacy"] or {}).get("epsilon"),
-        "seconds": outcome.best.summary["timings"]["total"],
+        **means,
+        "bytes": measured[0]["bytes"],
+        "epsilon": None if None in spent else max(spent),
+        "seconds": sum(one["timings"]["total"] for one in summaries),
+        "seeds": len(summaries),
+        "deviations": deviations,
         "folder": str(outcome.best.folder),
     }

@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import UsageError, nearest
 from ..privacy.ledger_verification import verified
 from ..report import schema
+from ..report.result_metrics import BY_COLUMN, values_of
 from ..settings import config
 from ..settings.config import IDENTITY, RunConfig
 from ..settings.validation import make
@@ -30,12 +31,7 @@ Row = dict[str, Any]
 Key = tuple[Any, ...]
 
 ALWAYS = ("data", "model", "method")
-METRICS = (
-    *("loss", "grad_norm", "smallest_grad_norm", "memory_error"),
-    *("validation_loss", "validation_accuracy", "validation_accuracy_mean_over_clients"),
-    *("test_loss", "accuracy", "accuracy_mean_over_clients", "best_accuracy"),
-    *("epsilon", "bytes", "seconds"),
-)
+METRICS = tuple(BY_COLUMN)
 UNIVERSAL = ("round", "messages", *UNNOISED)  # further columns of all runs; the rest are metrics of the user's own
 STATES = ("finished", "stopped", "diverged", "failed", "unfinished")
 PARTS = ("config.toml", "summary.json", "metrics.jsonl", "checkpoint")  # a folder with any of them is a run
@@ -212,14 +208,8 @@ def _summary(group: Sequence[Record], names: Sequence[str]) -> Row:
 
 
 def _metrics(record: Record) -> Row:
-    summary, final = record.summary, record.summary["final"]
-    held = {
-        **final,
-        **{key: summary.get(key) for key in ("best_accuracy", "smallest_grad_norm")},
-        "epsilon": record.paid if record.paid is not None else (summary.get("privacy") or final).get("epsilon"),
-        "seconds": summary.get("timings", {}).get("total"),
-    }
-    return {name: held.get(name) for name in METRICS}
+    found = values_of(record.summary)
+    return found | {"epsilon": record.paid} if record.paid is not None else found
 
 
 def _own_metrics(record: Record) -> Row:

@@ -3,8 +3,7 @@
     runs/NAME/  config.toml  metrics.jsonl  summary.json  report.html  ledger.jsonl  model.safetensors  checkpoint/
 
 `config.toml` has every setting with the value that was used, and repeats the run. `summary.json` has the same settings
-and the results, and `report.html` shows both. `table.toml` is a copy of the schema of the table that the run was
-trained on, if it was. `train` writes the other files. A folder belongs to one configuration: a
+and the results, and `report.html` shows both. `train` writes the other files. A folder belongs to one configuration: a
 run that was stopped continues there, and a finished run is not changed.
 """
 
@@ -28,7 +27,7 @@ from ..settings.validation import load
 from ..storage.checkpoint import EXTENDED, LATEST
 from ..storage.history import NOT_COVERED, STARTED_BY, History
 from ..storage.run_folder import CONFIG, SCHEMA
-from ..system.files import read_if_present, read_json, read_toml, write_atomic
+from ..system.files import read_json, read_text, read_toml, write_atomic
 from ..system.processes import Interrupt
 from ..training.callbacks import Callback
 from ..training.communicator import Communicator, SingleProcess
@@ -85,8 +84,8 @@ def steps(
     known = communicator.on_rank_zero(lambda: _finished(folder, config))
     if known is not None:
         return read(folder) if communicator.rank == 0 else Result(folder, known, History())
+    schema = read_text(Path(config.data_schema)) if config.data_schema is not None else None
     problem = build.problem(config) if problem is None else problem
-    schema = _schema(config)
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
     loop = prepare(problem, method, build.training(config, folder, callbacks, communicator))
     used = settings_of(config, loop)
@@ -109,13 +108,6 @@ def steps(
         summary["ranks"] = communicator.size
     communicator.on_rank_zero(lambda: write_summary(folder, summary))
     return Result(folder, summary, run.history)
-
-
-def _schema(config: RunConfig) -> bytes | None:
-    """Return the schema of the run's table. The run keeps a copy, because predictions need the scaling of training."""
-    if has_own_data(config) or config.data_schema is None:
-        return None
-    return read_if_present(Path(config.data_schema).expanduser())
 
 
 def _notes_on_data(config: RunConfig) -> tuple[str, ...]:

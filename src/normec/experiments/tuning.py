@@ -7,27 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from ..errors import UsageError, one_of
+from ..report.result_metrics import METRICS, Metric, values_of
 from ..settings.config import RunConfig
-from ..storage.history import NOT_COVERED, UNNOISED
+from ..storage.history import NOT_COVERED
 
 Key = TypeVar("Key")
 
-# The columns that can decide, and whether larger values are better.
-CRITERIA: Mapping[str, bool] = {
-    "validation_accuracy": True,
-    "validation_accuracy_mean_over_clients": True,
-    "validation_loss": False,
-    "loss": False,
-    "grad_norm": False,
-    "smallest_grad_norm": False,
-    "memory_error": False,
-    "accuracy": True,
-    "accuracy_mean_over_clients": True,
-    "best_accuracy": True,
-    "test_loss": False,
-}
+CRITERIA: Mapping[str, Metric] = {metric.column: metric for metric in METRICS if metric.decides}
+TEST = tuple(name for name, metric in CRITERIA.items() if metric.on_test)
 RESULTS = ("finished", "stopped")  # the states of runs with a result; a run is stopped when its privacy budget is spent
-TEST = ("accuracy", "accuracy_mean_over_clients", "best_accuracy", "test_loss")
 DEFAULT = "validation_accuracy"
 
 
@@ -45,7 +33,7 @@ def value(summary: Mapping[str, Any], by: str) -> float | None:
     """Return the final value of a criterion; None if it was not measured, or the run has no result."""
     if summary.get("status") not in RESULTS:
         return None
-    found = summary[by] if by in summary else summary["final"].get(by)
+    found = values_of(summary)[by]
     return None if found is None else float(found)
 
 
@@ -55,7 +43,7 @@ def best(candidates: Mapping[Key, Sequence[float | None]], by: str) -> Key | Non
     A missing value (None) is a seed that diverged, failed or has not run. A candidate with fewer missing seeds is
     preferred to one with more, whatever their means.
     """
-    sign = -1.0 if CRITERIA[by] else 1.0
+    sign = -1.0 if CRITERIA[by].better == "max" else 1.0
     ranks = {}
     for key, values in candidates.items():
         held = [value for value in values if value is not None]
@@ -66,7 +54,7 @@ def best(candidates: Mapping[Key, Sequence[float | None]], by: str) -> Key | Non
 
 def records(config: RunConfig, by: str) -> bool:
     """Whether a run records a criterion; a private run records values without noise only with diagnostics."""
-    return not config.private or config.diagnostics or by.removeprefix("smallest_") not in UNNOISED
+    return not config.private or config.diagnostics or not CRITERIA[by].unnoised
 
 
 def uncovered(by: str) -> UsageError:

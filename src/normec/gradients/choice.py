@@ -75,7 +75,9 @@ def choose_engine(
     """
     if not isinstance(name, str):
         if record_clip is not None:
-            raise UsageError("record_clip needs an engine of ours, by name; an engine of one's own may not clip")
+            raise UsageError(
+                "record_clip needs an engine by name, such as 'auto'; a custom engine may not clip records"
+            )
         if local is None:
             return name
         return LocalEngine(OneByOne(name, len(problem.x0)), local, steps_of(local, problem, batches))

@@ -17,9 +17,9 @@ class Block:
     """The gradients ``[c, d]`` and losses ``[c]`` of some clients (their numbers, sorted, on the host).
 
     A block lives until the next one is asked for: engines use its memory again, and whoever takes a block may
-    overwrite its gradients. `rows` are the clients' rows in a table of all, for indexing on the device: a slice where
-    they are neighbours, so that they are a view and not a copy; where the table begins with another client than 0,
-    `within` says so.
+    overwrite its gradients. `rows` are the clients' rows in a table of all clients, for indexing on the device: a slice
+    if their numbers are consecutive, which selects a view instead of a copy. `relative_to` gives the rows of a table
+    that begins with another client than 0.
 
     Where clients make local steps, `grads` are their updates, and `start_grads` are their gradients at x.
     """
@@ -97,9 +97,9 @@ class Engine(Protocol):
     ) -> Iterator[Block]:
         """Yield the gradients of `clients` (sorted, on the host; None: all) on their batches of `round`.
 
-        Engines of clients with local steps yield updates in place of gradients, but for `full`.
+        Engines of clients with local steps yield updates instead of gradients, except with `full`.
 
-        Buffers are updated in place, row by row; pass a clone to look without touching.
+        Buffers are updated in place, row by row; pass a clone to keep them unchanged.
         """
         ...
 

@@ -38,7 +38,7 @@ class OwnWeights(TorchFunctionMode):
 
 
 def _convolution(
-    x: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
     stride: Any = 1,
@@ -46,41 +46,42 @@ def _convolution(
     dilation: Any = 1,
     groups: int = 1,
 ) -> Tensor | None:
-    if groups > 1 or isinstance(padding, str) or not _suit(x, weight):
+    if groups > 1 or isinstance(padding, str) or not _suit(input, weight):
         return None
     from ..kernels.own_convolution import Moves
 
-    found: Tensor = _Convolution.apply(x, weight, bias, Moves(both(stride), both(padding), both(dilation)))
+    found: Tensor = _Convolution.apply(input, weight, bias, Moves(both(stride), both(padding), both(dilation)))
     return found
 
 
 def _group_norm(
-    x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
 ) -> Tensor | None:
-    if weight is None or bias is None or not _suit(x, weight):
+    if weight is None or bias is None or not _suit(input, weight):
         return None
     from ..kernels import group_norm
 
-    if not group_norm.fits(x.shape[1], groups):
+    if not group_norm.fits(input.shape[1], num_groups):
         return None
-    found: Tensor = _GroupNorm.apply(x, weight, bias, groups, eps)[0]
+    found: Tensor = _GroupNorm.apply(input, weight, bias, num_groups, eps)[0]
     return found
 
 
-def _max_pool(x: Tensor, *sizes: Any, **options: Any) -> Tensor | None:
-    if not _suit(x) or not MaxPoolByKernel.fits(x, nn.MaxPool2d(*sizes, **options)):
+def _max_pool(input: Tensor, *sizes: Any, **options: Any) -> Tensor | None:
+    if not _suit(input) or not MaxPoolByKernel.fits(input, nn.MaxPool2d(*sizes, **options)):
         return None
-    found: Tensor = _Pool.apply(x, None)[0]
+    found: Tensor = _Pool.apply(input, None)[0]
     return found
 
 
-def _adaptive_max_pool(x: Tensor, size: Any, return_indices: bool = False) -> Tensor | None:
-    if not _suit(x) or not AdaptiveMaxPoolByKernel.fits(x, nn.AdaptiveMaxPool2d(size, return_indices)):
+def _adaptive_max_pool(input: Tensor, output_size: Any, return_indices: bool = False) -> Tensor | None:
+    if not _suit(input) or not AdaptiveMaxPoolByKernel.fits(input, nn.AdaptiveMaxPool2d(output_size, return_indices)):
         return None
-    found: Tensor = _Pool.apply(x, both(size))[0]
+    found: Tensor = _Pool.apply(input, both(output_size))[0]
     return found
 
 
+# A model may name the arguments, so the functions above have the names of torch's own.
 _BY_KERNEL: dict[Any, Callable[..., Tensor | None]] = {
     torch.conv2d: _convolution,
     F.group_norm: _group_norm,

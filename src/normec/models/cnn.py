@@ -12,7 +12,7 @@ from .fused_norms import norm_relu_pool
 class SmallCNN(nn.Sequential):
     """Two 3×3 convolutions with pooling, then two linear layers; 28×28 grey images: 56,714 parameters.
 
-    ReLU comes after pooling: the largest of numbers is positive where it was before, and there are fewer of them.
+    ReLU comes after pooling, which gives the same result from fewer values.
 
     Args:
         shape: The shape of an image, ``(channels, height, width)``.
@@ -43,7 +43,7 @@ class SmallCNN(nn.Sequential):
 class GroupNormCNN(nn.Module):
     """Three 3×3 convolutions, each with GroupNorm; colour images: 24,346 parameters.
 
-    Under a guarantee for whole clients the noise grows with the dimension: a tenth of ResNet20's is much less of it.
+    With client-level privacy the noise grows with the dimension, and this model has a tenth of ResNet20's parameters.
 
     Args:
         shape: The shape of an image, ``(channels, height, width)``.

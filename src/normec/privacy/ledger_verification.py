@@ -61,11 +61,11 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
     Raises:
         UsageError: The ledger is missing, damaged, or contradicts the summary.
     """
-    checkpoint, told = _checkpoint(folder), summary or {}
-    spent, head = told.get("privacy"), _head_in(checkpoint)
+    checkpoint, known = _checkpoint(folder), summary or {}
+    spent, head = known.get("privacy"), _head_in(checkpoint)
     path = folder / "ledger.jsonl"
     missing = read_if_present(path) is None
-    stated = isinstance(spent, Mapping) or _rows_tell(told.get("final"))
+    stated = isinstance(spent, Mapping) or _rows_tell(known.get("final"))
     if missing and head is None and not stated:
         return None
     if missing:
@@ -87,7 +87,7 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
         raise UsageError(f"{error}; {CURE}") from None
     except (KeyError, TypeError, ValueError, OverflowError):
         raise UsageError(f"{path} is not what a run writes; {CURE}") from None
-    _refuse_other_terms(path, header["privacy"], told.get("config"))
+    _refuse_other_terms(path, header["privacy"], known.get("config"))
     beyond = max(_beyond(folder, checkpoint, paid.releases, scheduled) if local else 0, _beyond_in(spent))
     if beyond and events:  # counted like the release with the least noise
         least = min(events, key=lambda event: event.multiplier)
@@ -96,13 +96,13 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
     if not math.isfinite(paid.epsilon):  # a ledger writes no such release
         raise UsageError(f"{path} is not what a run writes; {CURE}")
     if not isinstance(spent, Mapping):
-        if "privacy" in told or told.get("status") in _RESULTS:
+        if "privacy" in known or known.get("status") in _RESULTS:
             raise UsageError(f"{path} has {paid.releases} releases, and summary.json states no privacy; {CURE}")
         return paid
     if spent.get("simulation", seeded) != seeded:
         kind = "a simulation" if seeded else "no simulation"
         raise UsageError(f"{path} is that of {kind}, and summary.json says otherwise; {CURE}")
-    return _agreed(path, spent, paid, events, delta, ended=told.get("status") == "finished")
+    return _agreed(path, spent, paid, events, delta, ended=known.get("status") == "finished")
 
 
 def _statement(header: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Privacy:

@@ -31,7 +31,8 @@ import torch
 from torch import Tensor
 
 from ..algorithms.error_feedback import ErrorFeedbackScheme
-from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, Tables, claim_covers, has_functions_of, rows_like
+from ..algorithms.method import CLIENT_FUNCTIONS, Method, Steps, Tables, has_functions_of, rows_like
+from ..algorithms.operators import claim_covers
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..sampling.random_streams import Key, Stream
@@ -60,6 +61,7 @@ from .secure_sum import SumGrid
 from .statement import Privacy
 
 LARGEST_SUM = 2**62 // ONE  # of messages on a grid under correlated noise, which multiplies them by coefficients
+FARTHEST = 64.0  # standard deviations that no noise reaches
 SHORTEST_BOUND = 1e-15  # the square of a shorter length is no normal number of float32, and no check would see it
 
 
@@ -282,9 +284,22 @@ class Mechanism:
     @property
     def _sum_step(self) -> float:
         """The step of the grid of the sum in the round that was paid for last."""
+        if self._adds_integers:
+            most = self.setting.clients * (self.release.bound + FARTHEST * self.round_sigma)
+            return max(grid_step(self.round_sigma), math.ldexp(1.0, math.frexp(most)[1] - 62))
         if self.privacy.trust != "secure-sum" or self.privacy.noise == "exact":
             return grid_step(self._sum_sigma)
         return self._step_of(self.round_sigma)
+
+    @property
+    def _adds_integers(self) -> bool:
+        """Whether messages that left with real noise of their own are added up as integers.
+
+        Their sum is then the same in any order. A sum of floats would show the order in which an engine takes the
+        clients, which follows from their numbers of records. These are public where records are protected.
+        """
+        local = self.privacy.trust == "local" and self.privacy.unit == "client"
+        return local and isinstance(self._source, GridNoise)
 
     def _step_of(self, sigma: float) -> float:
         """The step of the grid of a secure sum in which each client has the noise `sigma`."""
@@ -443,7 +458,10 @@ class Mechanism:
                 self._add(weighted.sum(0))
             return messages
         sent = self.noisy(messages, clients)
-        self._add((sent if weights is None else sent * weights[:, None]).sum(0))
+        received = sent if weights is None else sent * weights[:, None]
+        if self._adds_integers:
+            received = (received.double() / self._sum_step).round().to(torch.int64)
+        self._add(received.sum(0))
         return sent if self.keeps_noise else messages
 
     def noisy(self, messages: Tensor, clients: Tensor) -> Tensor:
@@ -488,7 +506,8 @@ class Mechanism:
         self._check_paid()
         sigma = self._sum_sigma
         if self.privacy.trust == "local" and not variance:
-            return sums if self._sum is None else self._sum
+            nothing = torch.zeros_like(sums, dtype=torch.int64) if self._adds_integers else sums
+            return nothing if self._sum is None else self._sum
         if isinstance(self._source, GridNoise) and self.banded is not None:
             return self._row_on_grid(self._source, self.banded, sums)
         if isinstance(self._source, GridNoise):

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ _EVALUATED = 1000  # records evaluated at once
 _COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with and without kernels must agree, and how closely
 _TRIED = 20  # clients on whose records a model is tried that has failed
 
+Part = TypeVar("Part")
 Loss = Callable[[Any, Any], Tensor]
 BatchLoss = Callable[[nn.Module, Any], Any]
 Evaluated = Any  # a data set, a list with one for each client, or data sets by name
@@ -170,7 +171,7 @@ class Problem:
         self._kernels_agree: bool | None = None  # None: not known yet
         # Code that training runs may store records in any attribute. These copies never see a client's records.
         self._untouched = _sharing_trainable(self.model)
-        self._evaluation_parts = {name: _copied(getattr(self, name)) for name in ("loss", "transform")}
+        self._evaluation_parts = {name: own_copy(getattr(self, name)) for name in ("loss", "transform")}
         self._evaluation_copy: Problem | None = None
         if isinstance(self.records, records.ResidentRecords):
             self.refuse_wrong_loss()
@@ -394,7 +395,7 @@ class Problem:
         """
         probe = copy.copy(self)
         probe.model = _sharing_trainable(self._untouched).eval()
-        vars(probe).update({name: _copied(part) for name, part in self._evaluation_parts.items()})
+        vars(probe).update({name: own_copy(part) for name, part in self._evaluation_parts.items()})
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a transform may draw
             inputs, targets = self.records.batch(0, torch.arange(min(8, int(self.records.sizes[0]))))
@@ -419,7 +420,7 @@ class Problem:
             with suppress(Exception):
                 found = self._first_outputs()
             if found is not None:
-                refuse_wrong_mean(_copied(self.loss), *found)
+                refuse_wrong_mean(own_copy(self.loss), *found)
 
     @torch.no_grad()
     def refuse_misfit(self, name: str, *, fetch: bool = False) -> None:
@@ -428,7 +429,7 @@ class Problem:
         A few records of the first clients and of the test and validation sets are tried. Records that are not in memory
         are read only with `fetch`, when training has failed already.
         """
-        probe, loss = self._probing(), _copied(self.loss)
+        probe, loss = self._probing(), own_copy(self.loss)
         for kind, held in (("client", self.records), ("test set", self.test), ("validation set", self.validation)):
             if self.takes_batch or held is None or not (fetch or isinstance(held, records.ResidentRecords)):
                 continue
@@ -455,7 +456,7 @@ class Problem:
     def _probing(self) -> Problem:
         """Return this problem with copies of the model, for evaluation, and of the transform."""
         probe = copy.copy(self)
-        probe.model, probe.transform = _sharing_trainable(self._untouched).eval(), _copied(self.transform)
+        probe.model, probe.transform = _sharing_trainable(self._untouched).eval(), own_copy(self.transform)
         return probe
 
     @contextmanager
@@ -638,7 +639,7 @@ def _sharing_trainable(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, same)
 
 
-def _copied(part: Any) -> Any:
+def own_copy(part: Part) -> Part:
     """Return a copy with its own state; a part that cannot be copied is used as it is."""
     try:
         return copy.deepcopy(part)

@@ -11,39 +11,10 @@ from typing import Any
 from ..privacy.display import shown_epsilon
 from ..storage.history import NOT_COVERED
 from . import formatting
+from .result_metrics import IN_ORDER, Metric, values_of
 from .run_view import RunView
 
 ENDED = ("finished", "stopped")  # how a run ends that has a result
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number by which cells are compared: a `column` of the last row, or another value."""
-
-    column: str
-    label: str
-    better: str = "min"
-    scale: str = "log"
-    percent: bool = False
-
-
-METRICS = (
-    Metric("accuracy", "test accuracy, %", "max", "linear", True),
-    Metric("accuracy_mean_over_clients", "test accuracy, mean over clients, %", "max", "linear", True),
-    Metric("validation_accuracy", "validation accuracy, %", "max", "linear", True),
-    Metric("validation_accuracy_mean_over_clients", "validation accuracy, mean over clients, %", "max", "linear", True),
-    Metric("best_accuracy", "best test accuracy, %", "max", "linear", True),
-    Metric("loss", "training loss"),
-    Metric("test_loss", "test loss"),
-    Metric("validation_loss", "validation loss"),
-    Metric("grad_norm", "gradient norm"),
-    Metric("smallest_grad_norm", "smallest gradient norm"),
-    Metric("memory_error", "memory error"),
-    Metric("message_norm", "message norm"),
-    Metric("disagreement", "client disagreement"),
-    Metric("epsilon", "ε spent", scale="linear"),
-    Metric("seconds", "time, s", scale="linear"),
-)
 
 
 @dataclass
@@ -84,11 +55,7 @@ class Cell:
 
 
 def _value(run: RunView, metric: Metric) -> float | None:
-    if metric.column == "seconds":
-        return (run.summary.get("timings") or {}).get("total")
-    if metric.column == "epsilon":
-        return run.epsilon
-    return run.summary.get(metric.column, run.final.get(metric.column))
+    return run.epsilon if metric.column == "epsilon" else values_of(run.summary | {"final": run.final})[metric.column]
 
 
 def varied(views: Sequence[RunView]) -> list[str]:
@@ -125,7 +92,7 @@ def measured(cells: Sequence[Cell]) -> list[Metric]:
         replace(metric, label=f"{metric.label} ({NOT_COVERED})")
         if metric.column.removeprefix("smallest_") in uncovered
         else metric
-        for metric in METRICS
+        for metric in IN_ORDER
         if any(cell.mean(metric) is not None for cell in cells)
     ]
 

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..storage.history import NOT_COVERED, UNNOISED
+from ..storage.history import NOT_COVERED
+from ..storage.history import uncovered as not_covered
 from ..system.files import read_json
 from . import formatting, runs_page, schema
 from .document import Section, copyable
 from .html import Html, e, join, table
+from .result_metrics import BY_COLUMN, IN_ORDER, METRICS, Metric, values_of
 from .run_page import shown
 from .run_view import MOST_BYTES, RunView, read_runs, trusted_run
 
 FILE = "comparison.json"
-CRITERIA = {
-    "loss": "training loss",
-    "grad_norm": "gradient norm",
-    "validation_accuracy": "validation accuracy",
-    "validation_loss": "validation loss",
-    "smallest_grad_norm": "smallest gradient norm",
-    "memory_error": "memory error",
-}
-UNCOVERED = (*UNNOISED, "smallest_grad_norm")  # criteria that are measured without noise
+CRITERIA = {metric.column: metric for metric in METRICS if metric.decides and not metric.on_test}
 
 
 def render(folder: Path, served: str | None = None, link: Any = None) -> str:
@@ -52,7 +47,7 @@ def render(folder: Path, served: str | None = None, link: Any = None) -> str:
         links,
         title=folder.resolve().name,
         notes=notes,
-        extra=_tried(rows, by, any(view.private for view in views.values())),
+        extra=[*_over_seeds(rows), *_tried(rows, by, any(view.private for view in views.values()))],
         rerun=_rerun(folder, rows, by),
         served=served,
     )
@@ -81,21 +76,64 @@ def _step_sizes(tried: Any) -> bool:
 
 ROW = schema.record(
     {"method": schema.text, "tried": _step_sizes},
-    {"folder": schema.optional(schema.text), "lr": schema.optional(schema.number), "status": schema.text},
+    {
+        "folder": schema.optional(schema.text),
+        "lr": schema.optional(schema.number),
+        "status": schema.text,
+        "by": schema.text,
+        "seeds": schema.number,
+        "deviations": schema.table_of(schema.number),
+        **dict.fromkeys(BY_COLUMN, schema.optional(schema.number)),
+    },
 )
 
 
 def criterion(rows: list[dict[str, Any]], views: dict[str, RunView]) -> str:
-    """The column that decided between step sizes, whose final value is recorded with the winner."""
+    """The column that decided between step sizes.
+
+    Tables of older versions do not name it: there it is the column whose final value is recorded with the winner.
+    """
     for row in rows:
+        if row.get("by") in CRITERIA:
+            return str(row["by"])
         view, lr = views.get(row["method"]), row.get("lr")
         if view is None or not isinstance(lr, int | float):
             continue
         value = row.get("tried", {}).get(f"{lr:g}")
+        found = values_of(view.summary | {"final": view.final})
         for name in CRITERIA:
-            if value is not None and value == view.summary.get(name, view.final.get(name)):
+            if value is not None and value == found[name]:
                 return name
     return "loss"
+
+
+def _over_seeds(rows: list[dict[str, Any]]) -> list[Section]:
+    """Means and standard deviations, if the best runs were repeated with other seeds."""
+    repeated = [row for row in rows if row.get("deviations")]
+    if not repeated:
+        return []
+    asked = [metric for metric in IN_ORDER if metric.usual or metric.on_test]
+    measured = [metric for metric in asked if any(metric.column in row["deviations"] for row in repeated)]
+    body = [[row["method"], *(_mean(row, metric) for metric in measured)] for row in repeated]
+    uncovered = {name for row in repeated for name in not_covered(row)}
+    marks = [f" ({NOT_COVERED})" if metric.column in uncovered else "" for metric in measured]
+    said = e(
+        "p",
+        f"Means over {repeated[0]['seeds']} seeds ± their standard deviation; splits, batches and first models are the "
+        "same for all methods. The curves and the other tables are those of the first seed.",
+    )
+    columns = ("method", *(f">{metric.title}{mark}" for metric, mark in zip(measured, marks, strict=True)))
+    return [Section("seeds", "Over seeds", join(said, table(columns, body, aria_label="Means over seeds")))]
+
+
+def _mean(row: dict[str, Any], metric: Metric) -> str:
+    """A mean and its standard deviation over seeds."""
+    mean, deviation = row.get(metric.column), row["deviations"].get(metric.column)
+    if mean is None or deviation is None:
+        return ""
+    if metric.percent:
+        return f"{100 * mean:.1f} ± {100 * deviation:.1f} %"
+    return f"{formatting.number(mean)} ± {formatting.number(deviation)}"
 
 
 def _tried(rows: list[dict[str, Any]], by: str, private: bool) -> list[Section]:
@@ -113,9 +151,11 @@ def _tried(rows: list[dict[str, Any]], by: str, private: bool) -> list[Section]:
                 text = "diverged" if len(tried) > 1 or row.get("status") == "diverged" else "not compared"
             cells.append(e("strong", text) if size == row.get("lr") else text)
         body.append([row["method"], *cells])
-    mark = f" For private runs it is measured without noise: {NOT_COVERED}." if private and by in UNCOVERED else ""
+    metric = CRITERIA[by]
+    mark = f" For private runs it is measured without noise: {NOT_COVERED}." if private and metric.unnoised else ""
     said = e(
-        "p", f"The {CRITERIA[by]} at the end with each step size; the best is shown above. Test data had no say.{mark}"
+        "p",
+        f"The {metric.title} at the end with each step size; the best is shown above. Test data did not decide.{mark}",
     )
     columns = ("method", *(f">{size:g}" for size in sizes))
     return [Section("tried", "Step sizes tried", join(said, table(columns, body, aria_label="Step sizes tried")))]
@@ -132,6 +172,8 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
     command = ["normec", "compare", *labels, "--config", "shared.toml"]
     command += ["--lr", ",".join(sizes)] if sizes else []
     command += ["--by", by] if by != "loss" else []
+    seeds = max(row.get("seeds", 1) for row in rows)
+    command += ["--seeds", str(seeds)] if seeds > 1 else []
     command += ["--out", f"{shown(folder)}-again"]
     return join(
         e("p", "Save what all methods share as shared.toml:"),
@@ -144,18 +186,18 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
 def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict[str, Any]:
     """Settings that all runs share, unless a label says otherwise; without the method and its step size.
 
-    Settings of methods are shared by those methods that have them. So are those of local steps, but for their number.
+    Settings of methods are shared by those methods that have them. So are those of local steps, except their number.
     """
     from ..settings import config  # it needs pydantic, which pages of single runs do without
 
-    own = {label: {part.partition("=")[0].strip() for part in label.partition(":")[2].split(",")} for label in labels}
+    own = {label: re.findall(r"(\w+)\s*=", label) for label in labels}
     held: dict[str, list[Any]] = {}
     of_methods = set(config.in_groups("method", "local")) - {"local_steps", "local_epochs"}
     absent = set[str]()
     implied = () if all("seed" in view.settings for view in views) else ("seed",)  # 0 where nothing is secret
     for view in views:
         name = view.folder.relative_to(folder).name
-        named = max((label for label in labels if name.startswith(_folder_name(label))), key=len, default="")
+        named = max((label for label in labels if name.startswith(folder_prefix(label))), key=len, default="")
         hidden = {"method", "lr", *implied, *own.get(named, ())}
         for key, value in view.settings.items():
             if key not in hidden:
@@ -168,6 +210,6 @@ def shared_by_all(labels: list[str], views: list[RunView], folder: Path) -> dict
     }
 
 
-def _folder_name(label: str) -> str:
-    """The prefix of the folder names of a method's runs."""
-    return label.replace(":", "-").replace("=", "-").replace(",", "-") + "-lr-"
+def folder_prefix(label: str) -> str:
+    """How the names of the folders of a method's runs begin; the step size follows."""
+    return re.sub("[:=,/]", "-", label) + "-lr-"

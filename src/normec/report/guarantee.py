@@ -274,7 +274,11 @@ def _ledger(lines: Lines, fault: str | None, beyond: int) -> Html:
             else "never below the exact one",
         ),
         ("Noise multiplier", formatting.number(last.get("multiplier")), "σ over sensitivity, as observed"),
-        ("Sampling", formatting.listed([formatting.percent(rate, 2) for rate in sorted(rates)]), "of the units a round")
+        (
+            "Sampling",
+            formatting.listed([formatting.percent(rate, 2) for rate in sorted(rates)]),
+            "of the units per round",
+        )
         if rates - {1.0}
         else ("Sampling", "none" if releases else "", "claimed"),
         ("Chain of hashes", "whole", f"{len(lines)} lines checked"),
@@ -292,7 +296,7 @@ def _ledger(lines: Lines, fault: str | None, beyond: int) -> Html:
         ]
         for line in shown
     ]
-    columns = ("rounds", ">releases", ">σ a client", ">multiplier", ">ε after", ">attempt", "hash")
+    columns = ("rounds", ">releases", ">σ per client", ">multiplier", ">ε after", ">attempt", "hash")
     return join(
         e("p", "A line is written, and is on the disk, before its messages leave."),
         cards(facts),

@@ -250,7 +250,7 @@ def _timing(view: RunView) -> Html:
         [name, _bar(spent / total), formatting.seconds(spent), formatting.percent(spent / total)]
         for name, spent in sorted(known.items(), key=lambda item: -item[1])
     ]
-    each = f", {formatting.seconds(total / rounds)} a round" if rounds else ""
+    each = f", {formatting.seconds(total / rounds)} per round" if rounds else ""
     where = " on ".join(
         filter(None, (view.summary.get("engine") and f"engine {view.summary['engine']}", view.summary.get("device")))
     )

@@ -13,6 +13,7 @@ from ..storage.history import NOT_COVERED
 from . import charts, formatting, guarantee
 from .document import Section, copyable, document, notes_of, pill, tag_mark
 from .html import Html, e, join, table
+from .result_metrics import IN_ORDER, Metric
 from .run_page import axis_choice, references_of, shown
 from .run_view import RunView
 
@@ -21,6 +22,8 @@ BETTER = (
     ("grad_norm", "smallest gradient norm", min),
     ("loss", "smallest training loss", min),
 )
+# The measured columns of the results; ε has a column of its own, and the time a table.
+MEASURED = [metric for metric in IN_ORDER if metric.usual and metric.column not in ("epsilon", "seconds")]
 HEALTH = {
     "memory_error": "memory error",
     "message_norm": "message norm",
@@ -105,11 +108,7 @@ def uncovered_of(views: Iterable[RunView]) -> list[str]:
 def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
     """The results of the runs; their settings, of which there may be many, come last."""
     rows, tuned = [], _tuned(views.values())
-    columns = [
-        (column, head)
-        for column, head in (("loss", "loss"), ("grad_norm", "‖∇f‖"))
-        if any(view.final.get(column) is not None for view in views.values())  # private runs have neither
-    ]
+    known = [metric for metric in MEASURED if any(view.final.get(metric.column) is not None for view in views.values())]
     for name, view in views.items():
         final, good = view.final, _whole(view)
         rows.append(
@@ -117,8 +116,7 @@ def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
                 [e("a", name, href=links[name]) if name in links else name, [tag_mark(tag) for tag in view.tags]],
                 pill(view.status),
                 shown_epsilon(view.epsilon) if view.private else "∞",
-                formatting.percent(final.get("accuracy")) if good else "",
-                *(formatting.number(final.get(column), 3) if good else "" for column, _ in columns),
+                *(_shown(final.get(metric.column), metric) if good else "" for metric in known),
                 formatting.size(final.get("bytes")),
                 formatting.number(view.round),
                 formatting.number(view.lr),
@@ -126,11 +124,15 @@ def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
             ]
         )
     uncovered = uncovered_of(views.values())
-    measured = [f">{head} ({NOT_COVERED})" if column in uncovered else f">{head}" for column, head in columns]
+    measured = [f">{one.title} ({NOT_COVERED})" if one.column in uncovered else f">{one.title}" for one in known]
     settings = (">lr", *(f">{formatting.setting(one)}" for one in tuned))
-    heads = ("run", "status", ">ε", ">test accuracy", *measured, ">sent by a client", ">rounds", *settings)
+    heads = ("run", "status", ">ε", *measured, ">sent by a client", ">rounds", *settings)
     errors = [f"{name}: {view.summary['error']}." for name, view in views.items() if view.summary.get("error")]
     return join(table(heads, rows, class_="sortable", aria_label="Results"), notes_of(errors))
+
+
+def _shown(value: float | None, metric: Metric) -> str:
+    return formatting.percent(value) if metric.percent else formatting.number(value, 3)
 
 
 def _tuned(views: Iterable[RunView]) -> list[str]:
@@ -196,7 +198,7 @@ def _ledgers(views: dict[str, RunView]) -> Html:
     if not rows:
         return e("p", "No run was private, so there is no ledger.")
     return table(
-        ("run", ">releases", ">σ a client", ">multiplier", ">ε", "chain of hashes"), rows, aria_label="Ledgers"
+        ("run", ">releases", ">σ per client", ">multiplier", ">ε", "chain of hashes"), rows, aria_label="Ledgers"
     )
 
 
@@ -223,7 +225,7 @@ def _timing(views: dict[str, RunView]) -> Html:
         each = total / view.round if total and view.round else None
         where = " on ".join(filter(None, (view.summary.get("engine"), view.summary.get("device"))))
         rows.append([name, formatting.seconds(total), formatting.seconds(each), where])
-    return table(("run", ">time", ">a round", "engine and device"), rows, aria_label="Timing")
+    return table(("run", ">time", ">per round", "engine and device"), rows, aria_label="Timing")
 
 
 def shared_settings(named: Sequence[tuple[str, RunView]]) -> dict[str, Any]:

@@ -230,7 +230,7 @@ def index(root: Path) -> str:
         hidden=True,
     )
     table = e("table", e("thead", e("tr", id="heads")), e("tbody", id="runs"), class_="runs")
-    lead = e("div", e("h1", f"Runs in {root.name}"), class_="lead")
+    lead = e("div", e("h1", f"Runs in {root.name}/"), class_="lead")
     listed = e("div", columns, e("div", table, class_="scroll list"), hidden=True, id="list")
     body = e("div", tools, empty, listed)
     scripts = ("list.js",)

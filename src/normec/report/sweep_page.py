@@ -11,15 +11,17 @@ from typing import Any
 from ..errors import UsageError
 from ..system.files import read_text, read_toml
 from . import charts, formatting, guarantee, runs_page
-from .cells import ENDED, METRICS, Cell, Metric, best, grouped, measured, order, shown, varied
+from .cells import ENDED, Cell, best, grouped, measured, order, shown, varied
 from .document import Section, cards, copyable, document, notes_of, pill
 from .html import Html, e, join, table
+from .result_metrics import BY_COLUMN, Metric
 from .run_page import axis_choice
 from .run_page import shown as place
 from .run_view import MOST_BYTES, RunView, is_run, read_runs
 
 DRAWN = 4
 ROWS_A_CELL = 160
+DRAWN_BY = ("column", "label", "better", "scale", "percent")  # what the heat map needs to know of a metric
 MAIN = ("accuracy", "validation_accuracy", "loss", "epsilon")  # shown in the table of cells without being asked for
 
 
@@ -40,7 +42,7 @@ def render(folder: Path, served: str | None = None, link: Callable[[Path], str] 
     data = charts.payload(drawn, [])
     data["sweep"] = {
         "settings": [{"name": name, "values": _values(cells, name)} for name in names],
-        "metrics": [vars(metric) for metric in metrics],
+        "metrics": [{name: getattr(metric, name) for name in DRAWN_BY} for metric in metrics],
         "metric": _first_metric(metrics, by),
         "drawn": [cells.index(cell) for cell in ranked[:DRAWN]],
         "cells": [{**_cell(cell, metrics, drawn, to), "best": cell is winner} for cell in cells],
@@ -80,9 +82,8 @@ def headline(cells: Sequence[Cell], by: Metric | None, winner: Cell | None) -> s
             f"{len(ended)} of {len(cells)} cells{each} have come to an end; nothing that may choose between them was "
             "recorded, such as the accuracy on validation data (validation = 0.2)"
         )
-    name = by.label.split(",")[0]
-    text = f"of {len(cells)} cells{each}, {winner.label} did best by {name} ({shown(winner, by)})"
-    accuracy = shown(winner, METRICS[0]) if by.column != "accuracy" else ""
+    text = f"of {len(cells)} cells{each}, {winner.label} did best by {by.title} ({shown(winner, by)})"
+    accuracy = shown(winner, BY_COLUMN["accuracy"]) if by.column != "accuracy" else ""
     reached = f": {accuracy} test accuracy" if accuracy else ""
     return formatting.sentence(f"{text}{reached}, {guarantee.phrase(winner.runs[0])}")
 
@@ -135,14 +136,14 @@ def _cell(
 
 def _map(names: Sequence[str], metrics: Sequence[Metric], by: Metric | None) -> Html:
     if not names or not metrics:
-        return e("p", "All cells have the same settings but for the seed: there is nothing to lay out as a map.")
+        return e("p", "All cells have the same settings except the seed, so there is no map.")
     selects = [
         e("label", "Shown ", e("select", [e("option", m.label, value=m.column) for m in metrics], id="map-metric")),
         e("label", "Across ", e("select", [e("option", n, value=n) for n in names], id="map-x")),
     ]
     if len(names) > 1:
         selects.append(e("label", "Down ", e("select", [e("option", n, value=n) for n in names], id="map-y")))
-    framed = f"The frame marks the best cell by {by.label.removesuffix(', %')}. " if by is not None else ""
+    framed = f"The frame marks the best cell by {by.title}. " if by is not None else ""
     return join(
         e("div", selects, class_="tools"),
         e("div", id="map-rest", class_="tools"),
@@ -173,7 +174,7 @@ def _cells(
         settings = ("default" if (v := cell.settings.get(name)) is None else formatting.number(v) for name in names)
         rows.append([box, *settings, status, pages, *values])
     fixed = ("draw", *map(formatting.setting, names), "status", "runs")
-    heads = (*fixed, *(f">{metric.label.removesuffix(', %')}" for metric in metrics))
+    heads = (*fixed, *(f">{metric.title}" for metric in metrics))
     main = [by, *(metric for metric in metrics if metric.column in MAIN)]
     more = [len(fixed) + position for position, metric in enumerate(metrics) if metric not in main]
     tick = e("label", e("input", type="checkbox", id="all-numbers"), " all numbers", class_="tick")
@@ -223,7 +224,7 @@ def _timing(views: Sequence[RunView]) -> Html:
     return e(
         "p",
         f"{formatting.seconds(sum(totals))} of training in {len(views)} runs; from {formatting.seconds(totals[0])} to "
-        f"{formatting.seconds(totals[-1])} a run, half of them below {formatting.seconds(middle)}"
+        f"{formatting.seconds(totals[-1])} per run, half of them below {formatting.seconds(middle)}"
         f"{', on ' + devices if devices else ''}.",
     )
 
@@ -263,5 +264,5 @@ def _cards(cells: Sequence[Cell], views: Sequence[RunView], metrics: Sequence[Me
         ("Training", formatting.number(counts["training"]) if counts["training"] else "", "now"),
     ]
     if winner is not None:
-        facts += [(f"Best cell: {m.label.split(',')[0]}", shown(winner, m), winner.label) for m in metrics[:2]]
+        facts += [(f"Best cell: {m.title}", shown(winner, m), winner.label) for m in metrics[:2]]
     return cards(facts)

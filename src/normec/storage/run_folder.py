@@ -19,8 +19,8 @@ from .history import History
 from .releases import Releases
 
 CONFIG = "config.toml"
+SCHEMA = "schema.toml"  # the description of the columns of the table that a run was trained on
 MODEL = "model.safetensors"  # the final model, under the names of its state_dict
-SCHEMA = "table.toml"  # a copy of the schema of the table that the run was trained on
 FEDERATION = "federation"  # the engine of a run between parties, whose model is code of their app
 
 

@@ -3,6 +3,7 @@
     memory         how a memory follows its gradient: γ_max, the invariant, warm-up
     nonprivate     Theorem 1, Corollary 1
     private        Theorem 2, Corollary 2, the number of clients that a guarantee needs
+    local_steps    the same with local steps, by a proof of our own
     forgetting     a bound whose noise does not grow with the rounds
     other_methods  Clip21, EF21, gradient descent
     constants      L_i, L, L_max, F0 and R; problem_constants: those of a trainable problem
@@ -14,6 +15,7 @@
 
 from .constants import Constants, quadratic_constants
 from .forgetting import balanced, best_decay, forgetting, gradient_bound, noise_factor, utility
+from .local_steps import local_drift, local_smoothness, local_steps
 from .memory import (
     W,
     error_after_update,
@@ -63,6 +65,9 @@ __all__ = [
     "gradient_descent",
     "invariant",
     "largest_signal",
+    "local_drift",
+    "local_smoothness",
+    "local_steps",
     "mean_error",
     "memory_errors",
     "noise_factor",

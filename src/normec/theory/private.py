@@ -42,7 +42,7 @@ def theorem2(
     | "sharper", "tracked" | the same with the mean of √(T0+k+1) over k, about 2/3 of the last, for its largest value |
 
     Why corrected: ĝ − mean g_i is a random walk, e^{k+1} = e^k + (β/n)Σz_i, so E‖e^{k+1}‖² = ‖e⁰‖² + β²(k+1)σ²d/n.
-    The paper's lemma sets E‖z‖² = σ²/n, which lacks d for noise of σ a coordinate, the σ that its privacy formula
+    The paper's lemma sets E‖z‖² = σ²/n, which lacks d for noise of σ per coordinate, the σ that its privacy formula
     speaks of; its theorem drops the lemma's 1/n as well. It is too small whenever d > n.
 
     Args:

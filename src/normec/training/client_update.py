@@ -32,7 +32,10 @@ class Drafted:
 
 
 def local_correction(steps: Steps, state: State, first: int) -> dict[str, Any]:
-    """The argument of an engine of local steps that corrects gradients, for methods that do; `first`: of this rank."""
+    """Return the argument with which an engine corrects local steps, for methods that correct them.
+
+    `first` is the number of this rank's first client.
+    """
     if not steps.corrects:
         return {}
     public = steps.broadcast(state.server)
@@ -121,7 +124,11 @@ class ClientUpdate:
         meter.add_messages(self.form.scale(distances) * distances)
 
     def send(self, state: State, drafted: Drafted) -> Tensor:
-        """Return what the block adds to the round's sum, and update its clients' states; the round must be paid for."""
+        """Return what the block adds to the round's sum, and update its clients' states; the round must be paid for.
+
+        In a private run the mechanism adds up the messages (`Mechanism.send`), and `Mechanism.outgoing` returns their
+        sum; the block then adds zero here.
+        """
         block, messages, weights = drafted.block, drafted.messages, self.weights_of(drafted.block)
         if self._mechanism is None:
             total = _summed(messages, weights)

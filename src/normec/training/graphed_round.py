@@ -63,7 +63,7 @@ class GraphedRound:
         return self.able and fits and len(block.clients) == count
 
     def run(self, state: State, block: Block) -> Tensor | None:
-        """The round's messages are made, and all is noted that may be broken; the release was paid for.
+        """Make the messages, memories and server's step of a round whose release was paid for; faults are noted.
 
         Returns:
             The direction, or None where x has moved along it.

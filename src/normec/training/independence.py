@@ -40,14 +40,13 @@ from ..problems.batch_form import Tree, leaves_of, length, size_of
 from ..problems.client_data import FetchedRecords, Records, ResidentRecords
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
-from ..problems.problem import Problem
+from ..problems.problem import Problem, own_copy
 from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
 
 _PARTS = ("model", "loss", "penalty", "augment", "transform")  # code of the user, which may keep state
 _RECORDS = 8  # records per client that are used in the check
 _ROUNDING = 1e-9  # relative, in float64: how much a GPU's sums may vary between two runs
 
-Part = TypeVar("Part")
 Some = TypeVar("Some", bound=Objective)
 
 
@@ -120,20 +119,20 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
         parts = [message, *kept.values(), *idle.values()]
         return torch.cat([part[0].reshape(-1).to(torch.float64) for part in parts])
 
-    own, beside = (Steps(_fresh(method), usual[0, 0]) for _ in range(2))
+    own, beside = (Steps(own_copy(method), usual[0, 0]) for _ in range(2))
     found = [first(own, *usual), first(beside, *other), first(beside, *usual)]
     _refuse_unlike(found, f"the message of {method.name} for one client changes with the gradients of others")
 
     def served(gradients: Tensor) -> Tensor:
         """Return the server's step on a fixed sum, after clients have sent messages for these gradients."""
-        steps = Steps(_fresh(method), usual[0, 0])
+        steps = Steps(own_copy(method), usual[0, 0])
         for row in gradients.split(1, dim=1):
             first(steps, *row)
         return _served(steps)
 
     sizes = [served(size * gradients) for gradients in (usual, other) for size in (1.0, 1e-3, 1e3)]
     _refuse_unlike(sizes, f"the server's step of {method.name} changes with gradients that it was not given")
-    steps = Steps(_fresh(method), usual[0, 0])
+    steps = Steps(own_copy(method), usual[0, 0])
     _refuse_unlike([_served(steps) for _ in range(2)], f"the server's step of {method.name} does not repeat")
 
 
@@ -251,7 +250,7 @@ class _Beginning(Dataset[Any]):
 
 def _after(before: Sequence[Objective], pair: Objective, seed: int, clip: RecordClip | None) -> Tensor:
     """Return loss and gradient of client 0, from fresh copies that computed client 1 of each of `before` first."""
-    pair = _with_parts(pair, pair, _fresh)
+    pair = _with_parts(pair, pair, own_copy)
     for other in before:
         with suppress(Exception):  # the model may not accept altered records
             _gradient(_with_parts(other, pair), 1, seed, clip)
@@ -265,14 +264,6 @@ def _with_parts(to: Some, source: Objective, copied: Callable[[Any], Any] = lamb
         for name in _PARTS:
             setattr(given, name, copied(getattr(source, name)))
     return given
-
-
-def _fresh(part: Part) -> Part:
-    """Return a copy with its own state; a part that cannot be copied is used as it is."""
-    try:
-        return copy.deepcopy(part)
-    except Exception:  # for example, it holds a lock or an open file
-        return part
 
 
 def _gradient(problem: Objective, client: int, seed: int, clip: RecordClip | None) -> Tensor:
@@ -299,7 +290,7 @@ def _compare_records(problem: Problem, seed: int) -> None:
         uniforms = drawn.view(-1, problem.augment.draws).to(device)
 
     def first(*batches: tuple[Tree, Tree]) -> Tensor:
-        parts = _with_parts(problem, problem, _fresh)
+        parts = _with_parts(problem, problem, own_copy)
         for inputs, targets in batches:
             seed_generators(derive_seed(seed, "model", 0, 0), problem.x0.device)
             if isinstance(inputs, Tensor):

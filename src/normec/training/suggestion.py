@@ -55,7 +55,7 @@ from ..algorithms.catalogue import CATALOGUE, METHODS, Entry, is_own
 from ..errors import UsageError, at_least, one_of
 from ..problems.objective import Objective
 from .client_weights import Weights, relative_weights
-from .usual import local_steps_of, rounds_of_method
+from .named_method import local_steps_of, rounds_of_method
 
 if TYPE_CHECKING:
     from ..privacy.statement import Privacy

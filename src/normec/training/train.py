@@ -37,6 +37,7 @@ from .extension import extension_of, logging_of, refuse_hidden_growth, with_nois
 from .independence import refuse_coupled_clients, refuse_mixing_methods, refuse_modes
 from .loop import TrainingLoop
 from .memory_table import MemoryTable
+from .named_method import local_steps_of, method_of, rounds_of_method, step_size_of
 from .options import Compute, Logging, Memory, Options, Storage, device_of
 from .run import (
     InitialMemory,
@@ -50,7 +51,6 @@ from .run import (
 from .run_mechanism import assumptions, mechanism_of, refuse_shared_records, refuse_subclasses
 from .settings_used import settings_used
 from .summary import keep_result, record_divergence
-from .usual import local_steps_of, method_of, rounds_of_method, step_size_of
 
 if TYPE_CHECKING:
     from ..privacy.statement import Privacy

@@ -37,7 +37,7 @@ def test_a_study_and_a_method_of_ones_own_in_one_file(tmp_path: Path, capsys: py
     words = ["run", f"{tmp_path / 'own.py'}:MINE", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(words, app) == 0
     first = capsys.readouterr()
-    assert "2 cells, less than a minute of" in first.err
+    assert "2 of 2 cells are left, less than a minute" in first.err
     assert "| longer | " in first.out
     held = (tmp_path / "out/records/mine.jsonl").read_text().splitlines()
     assert [json.loads(one)["method"] for one in held] == ["DP-SGD, norm", "longer"]
@@ -51,7 +51,7 @@ def test_a_study_and_a_method_of_ones_own_in_one_file(tmp_path: Path, capsys: py
     assert again.out == first.out
     words[1:4] = [f"{words[1]}/iid/8/longer", "--out", str(tmp_path / "one")]
     assert run(words, app) == 0
-    assert "1 cells, less than a minute of" in capsys.readouterr().err
+    assert "1 of 1 cells are left, less than a minute" in capsys.readouterr().err
     held = (tmp_path / "one/records/mine.jsonl").read_text().splitlines()
     assert [json.loads(one)["method"] for one in held] == ["longer"]
 

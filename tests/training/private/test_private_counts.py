@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Privacy, Problem, UsageError, train
 from normec.experiments import build
+from normec.privacy.mechanism import Mechanism
 from normec.settings import make
 
 BATCHES: dict[str, Any] = {"lr": 0.1, "batch_size": 4}
@@ -46,6 +47,28 @@ def test_rounds_and_noise_are_the_same_whatever_the_clients_hold() -> None:
     ]
     assert runs[0].privacy == runs[1].privacy
     assert [row["round"] for row in runs[0].history.rows] == [row["round"] for row in runs[1].history.rows]
+
+
+@pytest.mark.parametrize("weights", ["equal", [0.4, 0.1, 0.3, 0.15, 0.05]], ids=["equal", "weighted"])
+def test_the_same_messages_give_the_same_model_whatever_the_clients_hold(
+    weights: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines take clients in an order that follows from their numbers of records, and sums of floats would show it."""
+    sent, found, noisy = dict[tuple[int, int], Tensor](), [], Mechanism.noisy
+
+    def repeated(self: Mechanism, messages: Tensor, clients: Tensor) -> Tensor:
+        rows = zip(clients.tolist(), noisy(self, messages, clients), strict=True)
+        return torch.stack([sent.setdefault((client, self._paid or 0), row) for client, row in rows])
+
+    monkeypatch.setattr(Mechanism, "noisy", repeated)
+    for records in (9, 2):
+        torch.manual_seed(0)
+        data = [TensorDataset(torch.randn(n, 5), torch.randint(0, 3, (n,))) for n in (1, records, 3, 6, 4)]
+        torch.manual_seed(1)
+        given = Problem(nn.Sequential(nn.Linear(5, 64), nn.Tanh(), nn.Linear(64, 3)), F.cross_entropy, data)
+        privacy = Privacy(sigma=1.0, trust="local", noise="secure")
+        found.append(train(given, DPSGD(Clip(1.0)), lr=0.1, rounds=3, privacy=privacy, weights=weights, seed=1).x)
+    assert torch.equal(*found)
 
 
 def test_numbers_that_are_declared_public_are_noted() -> None:

@@ -49,7 +49,7 @@ class Correspondence:
         return any(map(self._suspensions.trusted, self._silent & self._presence.online.keys()))
 
     def _take(self, incoming: Incoming, number: int) -> str:
-        """Hand an answer to the coordinator; returns what it made of it. `number` is that of the round or exchange."""
+        """Pass an answer to the coordinator and return its outcome; `number` is that of the round or exchange."""
         name = self._presence.roster.name(incoming.node)
         if incoming.lost:
             if incoming.round == number:

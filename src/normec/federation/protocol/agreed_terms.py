@@ -147,6 +147,8 @@ class AgreedTerms:
                 raise WireError("it has entries that no terms have")
             if not 1 <= found.parameters <= LARGEST or found.dtype not in {known.name for known in FLOATS}:
                 raise WireError(f"a model has 1 to {LARGEST} parameters in float32 or float64")
+            if found.privacy.trust == "secure-sum":
+                raise WireError("they are for single messages, and their trust is secure-sum, which allows none")
             least, most = found.privacy.least_sigma, LIMITS["privacy.sigma"][1]
             if (least is None) != (not found.sigmas) or len(found.sigmas) not in (0, found.plan.rounds):
                 raise WireError("noise that changes by round needs a number for each round, and the smallest of them")

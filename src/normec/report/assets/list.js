@@ -147,10 +147,10 @@
     line.className = home(entry.path) === null || sort.key ? "" : "member";
     const own = columns.map((name) => make("td", setting(entry.settings?.[name]), "setting number"));
     line.replaceChildren(
-      first, named(entry), status, progress(entry), ...own,
+      first, named(entry), status, progress(entry),
       make("td", entry.private ? digits(entry.epsilon, 3) : "∞", "number epsilon"),
       make("td", known(entry.accuracy) ? `${(100 * entry.accuracy).toFixed(1)} %` : "", "number accuracy"),
-      make("td", digits(entry.loss, 3), "number loss"), make("td", digits(entry.test_loss, 3), "number test-loss"), curve,
+      make("td", digits(entry.loss, 3), "number loss"), make("td", digits(entry.test_loss, 3), "number test-loss"), curve, ...own,
     );
   }
 
@@ -216,8 +216,8 @@
     const fixed = (key) => head(key, FIXED[key].title, FIXED[key].number);
     const bare = (text) => Object.assign(make("th", text), { scope: "col" });
     byId("heads").replaceChildren(
-      bare(""), fixed("run"), fixed("status"), fixed("progress"), ...own, fixed("epsilon"), fixed("accuracy"), fixed("loss"), fixed("test_loss"),
-      bare("curve"),
+      bare(""), fixed("run"), fixed("status"), fixed("progress"), fixed("epsilon"), fixed("accuracy"), fixed("loss"), fixed("test_loss"),
+      bare("curve"), ...own,
     );
     const options = [["", "by folder"], ["started down", "newest first"], ["run", "run"]];
     for (const key of [...columns.map((name) => `:${name}`), "epsilon", "accuracy", "loss", "test_loss"]) {

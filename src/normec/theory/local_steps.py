@@ -1,0 +1,146 @@
+"""NormEC with local steps, which is Fed-α-NormEC with every client in every round: a bound of our own.
+
+Client i makes K steps y ← y − η ∇f_i(y) from x, with all of its records, and w_i(x), the mean gradient on its path,
+takes the place of ∇f_i(x). The theorems need only that w_i is Lipschitz and close to ∇f_i. The proof is in
+docs/concepts/theory.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .argument_checks import Numbers, Value, below, non_negative, plain, positive, whole
+from .private import theorem2
+
+
+def local_smoothness(*, L_max: Numbers, steps: Numbers, local_lr: Numbers, convex: bool = False) -> Value:
+    """Λ = ((1 + ηL_max)^K − 1)/(Kη): the Lipschitz constant of every w_i; L_max if all f_i are convex and η ≤ 2/L_max.
+
+    Args:
+        L_max: The largest smoothness of the f_i.
+        steps: The number of local steps K.
+        local_lr: The step size η of a local step.
+        convex: Whether all f_i are convex.
+
+    Returns:
+        Λ, or an array of them if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or η exceeds 2/L_max where the f_i are convex.
+
+    Example:
+        >>> local_smoothness(L_max=1.0, steps=2, local_lr=0.5)
+        1.25
+    """
+    positive(L_max=L_max, local_lr=local_lr)
+    whole(1, steps=steps)
+    if convex:
+        below(2 / np.asarray(L_max), "2/L_max", local_lr=local_lr)
+        return plain(np.broadcast_arrays(np.asarray(L_max, dtype=np.float64), steps, local_lr)[0])
+    path = np.asarray(local_lr, dtype=np.float64) * steps
+    return plain(np.expm1(np.asarray(steps) * np.log1p(np.asarray(local_lr) * L_max)) / path)
+
+
+def local_drift(*, L_max: Numbers, steps: Numbers, local_lr: Numbers, B: Numbers, convex: bool = False) -> Value:
+    """(Λ/L_max − 1)B, or ηL_max(K−1)B/2 if all f_i are convex: how far w_i may be from ∇f_i where ‖∇f_i‖ ≤ B.
+
+    Args:
+        L_max: The largest smoothness of the f_i.
+        steps: The number of local steps K.
+        local_lr: The step size η of a local step.
+        B: A bound on the norms of the clients' gradients at the server's points, such as `gradient_bound`.
+        convex: Whether all f_i are convex.
+
+    Returns:
+        The distance, or an array of them if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or η exceeds 2/L_max where the f_i are convex.
+
+    Example:
+        >>> local_drift(L_max=1.0, steps=2, local_lr=0.5, B=4.0)
+        1.0
+    """
+    non_negative(B=B)
+    smoothness = local_smoothness(L_max=L_max, steps=steps, local_lr=local_lr, convex=convex)
+    if convex:
+        return plain(np.asarray(local_lr) * L_max * (np.asarray(steps) - 1) * B / 2)
+    return plain((smoothness / np.asarray(L_max) - 1) * B)
+
+
+def local_steps(
+    *,
+    L: Numbers,
+    L_max: Numbers,
+    R: Numbers,
+    alpha: Numbers,
+    beta: Numbers,
+    gamma: Numbers,
+    rounds: Numbers,
+    F0: Numbers,
+    steps: Numbers,
+    local_lr: Numbers,
+    B: Numbers,
+    convex: bool = False,
+    sigma: Numbers = 0.0,
+    dim: Numbers = 1,
+    clients: Numbers = 1,
+    start_gap: Numbers = 0.0,
+    warmup: Numbers = 0,
+    form: str = "sharper",
+) -> Value:
+    """`theorem2` with Λ in place of L_max and w_i in place of ∇f_i, plus twice the drift of the local steps.
+
+    That is F0/(γ(K+1)) + 2W + Lγ/2 + noise + 2(Λ/L_max − 1)B, for R ≥ max_i ‖w_i(x⁰) − g_i⁰‖ and, but for the form
+    "tracked", β < α + R and γ ≤ βR/((α+R)Λ). One local step is Theorem 2.
+
+    Args:
+        L: The smoothness of f.
+        L_max: The largest smoothness of the f_i.
+        R: A bound on max_i ‖w_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        gamma: The server's step size γ.
+        rounds: K + 1, the number of messages of a client.
+        F0: f(x⁰) − f_inf.
+        steps: The number of local steps.
+        local_lr: The step size η of a local step.
+        B: A bound on the norms of the clients' gradients at the server's points, such as `gradient_bound`.
+        convex: Whether all f_i are convex.
+        sigma: The standard deviation of one client's noise, per coordinate.
+        dim: The dimension d of x.
+        clients: The number of clients n.
+        start_gap: ‖ĝ⁰ − mean g_i⁰‖.
+        warmup: T0, the number of rounds with γ = 0 before the others.
+        form: "corrected", "sharper" or "tracked".
+
+    Returns:
+        The bound, or an array of bounds if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or a condition of the statement does not hold.
+
+    Example:
+        >>> numbers = dict(L=1.0, L_max=1.0, R=0.1, alpha=1.0, beta=1.0, gamma=0.05, rounds=1000, F0=1.0, B=2.0)
+        >>> round(local_steps(**numbers, steps=5, local_lr=0.01, form="corrected"), 3)
+        0.326
+    """
+    smoothness = local_smoothness(L_max=L_max, steps=steps, local_lr=local_lr, convex=convex)
+    drift = local_drift(L_max=L_max, steps=steps, local_lr=local_lr, B=B, convex=convex)
+    bound = theorem2(
+        L=L,
+        L_max=smoothness,
+        R=R,
+        alpha=alpha,
+        beta=beta,
+        gamma=gamma,
+        rounds=rounds,
+        F0=F0,
+        sigma=sigma,
+        dim=dim,
+        clients=clients,
+        start_gap=start_gap,
+        warmup=warmup,
+        form=form,
+    )
+    return plain(bound + 2 * np.asarray(drift))

@@ -1,0 +1,77 @@
+"""The bound for local steps, and the two facts that it rests on, on random instances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from normec import theory
+from normec.errors import UsageError
+
+from . import instances
+
+
+def problems(m: int, convex: bool) -> instances.Many:
+    found = instances.random(m, 3, 4, seed=int(convex))
+    return instances.Many(np.abs(found.h), found.c, found.x0) if convex else found
+
+
+@pytest.mark.parametrize("convex", [False, True])
+@pytest.mark.parametrize("steps", [1, 2, 7])
+def test_updates_are_lipschitz_and_near_the_gradient(steps: int, convex: bool) -> None:
+    m = 1000
+    rng = np.random.default_rng(steps)
+    problem = problems(m, convex)
+    L_max = problem.constants["L_max"]
+    eta = rng.uniform(0.01, 2, m) / L_max
+    known = {"L_max": L_max, "steps": steps, "local_lr": eta, "convex": convex}
+    x, z = problem.x0, problem.x0 + rng.normal(size=problem.x0.shape)
+    here, there = (instances.updates(problem, point, steps, eta) for point in (x, z))
+    apart = np.linalg.norm(here - there, axis=-1).max(1)
+    assert (apart <= theory.local_smoothness(**known) * np.linalg.norm(x - z, axis=-1) * (1 + 1e-9)).all()
+    grads = problem.gradients(x)
+    B = np.linalg.norm(grads, axis=-1).max(1)
+    away = np.linalg.norm(here - grads, axis=-1).max(1)
+    assert (away <= theory.local_drift(**known, B=B) * (1 + 1e-9) + 1e-12).all()
+
+
+@pytest.mark.parametrize("convex", [False, True])
+@pytest.mark.parametrize("steps", [2, 7])
+def test_the_bound_holds_on_a_thousand_instances(steps: int, convex: bool) -> None:
+    m, rounds = 1000, 60
+    rng = np.random.default_rng(10 + steps)
+    problem = problems(m, convex)
+    constants = problem.constants
+    eta = 10 ** rng.uniform(-3, 0, m) / constants["L_max"]
+    alpha, R = 10 ** rng.uniform(-2, 0.5, m), 10 ** rng.uniform(-1.5, 1, m)
+    beta = alpha * rng.uniform(0.05, 1, m)
+    local = {"steps": steps, "local_lr": eta}
+    smoothness = theory.local_smoothness(L_max=constants["L_max"], convex=convex, **local)
+    gamma = theory.gamma_max(beta=beta, R=R, alpha=alpha, L_max=smoothness) * rng.uniform(0.3, 1, m)
+    memory = instances.start_memory(problem, R, rng, **local)
+    norms, before, _ = instances.normec(problem, alpha, beta, gamma, memory, rounds, **local)
+    assert (before.max(1) <= R * (1 + 1e-9)).all()  # the memories follow the updates
+    grad_max = np.linalg.norm(problem.gradients(problem.x0), axis=-1).max(1)
+    B = theory.gradient_bound(grad_max=grad_max, L_max=constants["L_max"], gamma=gamma, rounds=rounds)
+    common = {**constants, "R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds, "B": B, **local}
+    found = [theory.local_steps(**common, convex=convex, form=form) for form in ("tracked", "sharper", "corrected")]
+    assert (norms.mean(1) <= found[0] * (1 + 1e-9)).all()
+    assert (found[0] <= found[1] * (1 + 1e-9)).all()
+    assert (found[1] <= found[2] * (1 + 1e-9)).all()
+
+
+def test_one_step_is_theorem_2() -> None:
+    numbers = {"L": 1.0, "L_max": 2.0, "R": 0.3, "alpha": 0.5, "beta": 0.4, "gamma": 0.02, "rounds": 50, "F0": 3.0}
+    noise = {"sigma": 0.1, "dim": 7, "clients": 5, "start_gap": 0.2, "warmup": 3}
+    for form in ("corrected", "sharper", "tracked"):
+        expected = theory.theorem2(**numbers, **noise, form=form)
+        assert theory.local_steps(**numbers, **noise, steps=1, local_lr=0.7, B=9.0, form=form) == pytest.approx(
+            expected
+        )
+    several = theory.local_steps(**numbers, **noise, steps=9, local_lr=1e-9, B=9.0)
+    assert several == pytest.approx(theory.theorem2(**numbers, **noise, form="sharper"), rel=1e-6)
+
+
+def test_a_convex_bound_needs_a_small_local_step() -> None:
+    with pytest.raises(UsageError, match=r"local_lr must be at most 2/L_max = 1, got 1.5"):
+        theory.local_drift(L_max=2.0, steps=3, local_lr=1.5, B=1.0, convex=True)
