@@ -33,7 +33,7 @@ MOST_BEYOND = 10**9  # the most releases beyond a ledger that a summary may stat
 _LATEST = Path("checkpoint") / "latest.json"
 _TOLERANCE = 1e-9  # relative, of an ε in closed form
 _SAMPLED_TOLERANCE = 0.01  # of an ε of sampled releases, which depends on the version of the accountant's library
-_TERMS = ("delta", "unit", "relation", "trust", "noise")  # of a guarantee, beside its ε
+TERMS = ("delta", "unit", "relation", "trust", "noise")  # of a guarantee, beside its ε
 _RESULTS = ("finished", "stopped")  # whose summaries state what was spent
 CURE = "restore the run's folder from a backup; its epsilon is not shown"
 
@@ -117,7 +117,7 @@ def _statement(header: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) ->
 def _refuse_other_terms(path: Path, promised: Mapping[str, Any], settings: object) -> None:
     """Refuse settings under which the ε of the ledger would promise something else."""
     stated = settings if isinstance(settings, Mapping) else {}
-    for name in _TERMS:
+    for name in TERMS:
         if stated.get(name) not in (None, promised.get(name)):
             raise UsageError(
                 f"{path} is that of a run with {name} = {promised.get(name)!r}, and the settings say {stated[name]!r}; "
