@@ -60,6 +60,20 @@ def test_what_is_returned_is_described(name: str) -> None:
     assert (described is not None) == (returned not in (None, "None", inspect.Signature.empty))
 
 
+def raised(thing: Any) -> set[str]:
+    """The names of the errors that a function raises itself, or a class while it is made."""
+    made = [thing] if inspect.isfunction(thing) else [vars(thing).get(name) for name in ("__init__", "__post_init__")]
+    written = [one for one in made if one is not None and one.__code__.co_filename != "<string>"]  # no dataclass's own
+    known = {"UsageError", "RuntimeError", "FileNotFoundError", "LedgerDamaged"}
+    return known & set(re.findall(r"raise (\w+)\(", "\n".join(map(inspect.getsource, written))))
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_errors_are_described(name: str) -> None:
+    described = section(CALLED[name], "Raises") or ""
+    assert all(f"{error}: " in described for error in raised(CALLED[name])), raised(CALLED[name])
+
+
 @pytest.mark.parametrize("name", CALLED)
 def test_a_public_name_has_an_example(name: str) -> None:
     assert ">>>" in (section(CALLED[name], "Example") or "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -45,7 +46,7 @@ def list_studies(out: Folder = FOLDER, as_json: o.Json = False) -> None:
         print(json.dumps(rows))
         return
     for row in rows:
-        minutes = f"about {row['seconds_left'] / 60:.0f} minutes left" if row["seconds_left"] else "finished"
+        minutes = f"{runner.duration(row['seconds_left'])} left" if row["seconds_left"] else "finished"
         print(f"{row['study']:25} {row['run']:4} of {row['cells']:4} cells   {minutes:26} {row['shows']}")
     print(f"{HEART:25} {'':16}   {'':26} four hospitals at patient level, beside FLamby's results")
 
@@ -56,8 +57,8 @@ def run(
         list[str],
         typer.Argument(
             metavar="CONDITION…",
-            help=f"STUDY, STUDY/SPLIT, STUDY/SPLIT/EPSILON or STUDY/SPLIT/EPSILON/METHOD; FILE.py:NAME for a study of "
-            f"your own; {HEART}; or all.",
+            help=f"STUDY, STUDY/SPLIT, STUDY/SPLIT/EPSILON or STUDY/SPLIT/EPSILON/METHOD; FILE.py:NAME as STUDY "
+            f"for a study of your own; {HEART}; or all.",
         ),
     ],
     out: Folder = FOLDER,
@@ -70,7 +71,6 @@ def run(
 ) -> None:
     """Run conditions; the same command continues after an interruption."""
     from normec.errors import at_least
-    from normec.system.code_files import in_a_file
 
     from . import page, runner, studies
 
@@ -78,12 +78,20 @@ def run(
     report = partial(print, file=sys.stderr, flush=True)
     if HEART in names:
         _heart(processes, report, out)
-    own = {one.name: one for name in names if in_a_file(name) for one in [_study_in_file(name)]}
-    cells = studies.chosen(name for name in names if name != HEART and not in_a_file(name))
-    cells |= {name: study.cells() for name, study in own.items()}
+    own: dict[str, Study] = {}
+    conditions = []
+    for name in names:
+        place = re.match(r"(?P<study>.+?\.py:\w+)(?P<rest>/.*)?$", name)
+        if place is not None:
+            study = _study_in_file(place["study"])
+            own[study.name] = study
+            conditions.append(study.name + (place["rest"] or ""))
+        elif name != HEART:
+            conditions.append(name)
+    known = {**studies.STUDIES, **own}
+    cells = studies.chosen(conditions, known)
     if not cells:
         return
-    known = {**studies.STUDIES, **own}
     done = runner.run(cells, out / page.RECORDS, limit_seconds, device, report, together, processes, known)
     for name in own:
         print("\n".join(page.of_study(own[name], out / page.RECORDS)))
@@ -95,8 +103,16 @@ def page_command(
     out: Folder = FOLDER, picture: Annotated[bool, typer.Option(help="Draw the picture as well.")] = True
 ) -> None:
     """Write README.md, results.csv and the picture from the records."""
-    from . import page
+    from normec import UsageError
 
+    from . import page
+    from .studies import STUDIES
+
+    if not any((out / page.RECORDS / f"{name}.jsonl").exists() for name in STUDIES):
+        raise UsageError(
+            f"{out / page.RECORDS} has no records of the studies that this page shows; the table of a study of your "
+            "own is printed by run FILE.py:NAME"
+        )
     print("\n".join(map(str, page.write(out, picture and find_spec("matplotlib") is not None))))
 
 

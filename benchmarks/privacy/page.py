@@ -121,9 +121,10 @@ MINE = Study(
 
     python -m benchmarks.privacy run my_study.py:MINE --out my-results
 
-The command prints a table like those below and keeps the records in `my-results/records/`. A range is two bounds, a
-list of choices, or a role that other methods share (`ROLES` in contenders.py). To add the method to this page, make it
-an entry of `CONTENDERS`, and a study one of `STUDIES`.
+The command prints a table like those below and keeps the records in `my-results/records/`; `my_study.py:MINE/iid` runs
+one split of it. A range is two bounds, a list of choices, or a role that other methods share (`ROLES` in
+contenders.py). The number of rounds is tuned as well, with the choices of `TuningBudget(..., rounds=(100, 200))`. To
+add the method to this page, make it an entry of `CONTENDERS`, and a study one of `STUDIES`.
 """
 
 

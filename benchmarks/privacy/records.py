@@ -39,15 +39,21 @@ def parse(study: Study, line: str, where: str) -> Record:
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{where} has a line that is no record of {study.name}: {error!r}; remove it") from None
     if cell not in study.cells():
-        raise UsageError(f"{study.name} has no cell {cell.key}; its cells are over {study.epsilons} and {study.splits}")
+        raise UsageError(
+            f"{where} has a record of {cell.key}, which is no cell of {study.name}; remove its line, or add its "
+            "method, ε and split to the study"
+        )
     for name, value in study.expected(cell).items():
         if record.get(name) != value:
             raise UsageError(
                 f"{study.name}, {cell.key}: {name} is {record.get(name)!r} in the record, {value!r} in the study; "
-                "run the cell again"
+                f"remove its line from {where}, and run the cell again"
             )
     if record.get("chosen") not in study.budget.settings(study.contender(cell.method)):
-        raise UsageError(f"{study.name}, {cell.key}: {record.get('chosen')} is no setting of the study; run it again")
+        raise UsageError(
+            f"{study.name}, {cell.key}: {record.get('chosen')} is not among the settings that the study tries; remove "
+            f"its line from {where}, and run the cell again"
+        )
     return record
 
 

@@ -59,9 +59,9 @@ def run(
     done = {name: {cell_of(one): one for one in read(studies[name], out)} for name in cells}
     left = [(studies[name], cell) for name, held in cells.items() for cell in held if cell not in done[name]]
     end = time.time() + limit_seconds if limit_seconds is not None else None
-    minutes = sum(estimate(*one) for one in left) / 60
+    seconds = sum(estimate(*one) for one in left)
     count = sum(map(len, cells.values()))
-    report(f"{len(left)} of {count} cells are left, about {minutes:.0f} minutes of one process or GPU")
+    report(f"{len(left)} of {count} cells are left, {duration(seconds)} of one process or GPU")
 
     def keep(study: Study, cell: Cell, record: Record | None) -> bool:
         if record is None:
@@ -94,6 +94,12 @@ def run(
     if failed:
         raise failed[0]
     return finished
+
+
+def duration(seconds: float) -> str:
+    """A duration in words, rounded to minutes."""
+    minutes = round(seconds / 60)
+    return "less than a minute" if minutes < 1 else f"about {minutes} minute{'s' * (minutes > 1)}"
 
 
 def estimate(study: Study, cell: Cell) -> float:

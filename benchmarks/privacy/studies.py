@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from normec.errors import UsageError, one_of
+from normec.errors import UsageError, nearest, one_of
 
-from .contenders import ALL, CONTENDERS, RECORD_CONTENDERS, Contender, Roles
+from .contenders import ALL, CONTENDERS, RECORD_CONTENDERS, ROLES, Contender, Roles
 from .tuning import TuningBudget
 
 EPSILONS = (8.0, 4.0, 2.0, 1.0)
@@ -40,6 +40,27 @@ class Study:
     seconds_per_round: float = 0.01  # about, with one process or GPU; for the estimate before a run
     published: float | None = None  # what others report, in percent
     own: Mapping[str, Contender] = field(default_factory=dict)  # contenders of this study alone
+
+    def __post_init__(self) -> None:
+        for name in self.contenders:
+            if name not in self.own and name not in ALL:
+                raise UsageError(
+                    f"{self.name}: {name!r} is neither a contender of the benchmark nor described in own"
+                    f"{nearest(name, (*self.own, *ALL))}"
+                )
+        roles = {**ROLES, **dict(self.budget.roles)}
+        for name, contender in self.own.items():
+            for setting, values in contender.ranges.items():
+                if isinstance(values, str) and values not in roles:
+                    raise UsageError(
+                        f"{self.name}, {name}: the range of {setting} must be two bounds, a list of choices, or a role "
+                        f"({', '.join(roles)}), got {values!r}"
+                    )
+        if "rounds" in self.settings:
+            raise UsageError(
+                f"{self.name}: the number of rounds is tuned, got rounds = {self.settings['rounds']} in the settings; "
+                "give the choices to the tuning budget, as in TuningBudget(..., rounds=(100, 200))"
+            )
 
     def contender(self, name: str) -> Contender:
         """A contender of this study by name."""
@@ -362,7 +383,7 @@ STUDIES: Mapping[str, Study] = {
 }
 
 
-def chosen(names: Iterable[str]) -> dict[str, list[Cell]]:
+def chosen(names: Iterable[str], studies: Mapping[str, Study] = STUDIES) -> dict[str, list[Cell]]:
     """The cells that names stand for, by study.
 
     A name is STUDY, STUDY/SPLIT, STUDY/SPLIT/EPSILON or STUDY/SPLIT/EPSILON/CONTENDER; "all" means every study.
@@ -370,8 +391,8 @@ def chosen(names: Iterable[str]) -> dict[str, list[Cell]]:
     found: dict[str, list[Cell]] = {}
     for name in names:
         study, _, key = name.partition("/")
-        one_of(("all", *STUDIES), study=study)
-        for one in STUDIES.values() if study == "all" else [STUDIES[study]]:
+        one_of(("all", *studies), study=study)
+        for one in studies.values() if study == "all" else [studies[study]]:
             keys = [cell for cell in one.cells() if not key or f"{cell.key}/".startswith(f"{key}/")]
             if not keys:
                 raise UsageError(f"{one.name} has no condition {key!r}; its conditions are like {one.cells()[0].key!r}")

@@ -154,6 +154,8 @@ def test_a_sweep_its_table_and_its_results(
     assert [dict(zip(heads, line, strict=True))["validation accuracy"].split(" ± ")[0] for line in cells] == [
         f"{100 * row['validation_accuracy']:.2f}" for row in rows
     ]
+    # The chosen value is shown even where it is the same in all rows.
+    assert [dict(zip(heads, line, strict=True))["lr"] for line in cells] == [f"{row['lr']:g}" for row in rows]
     assert run(["results", "runs", "--format", "csv", "--out", "all.csv"]) == 0
     with Path("all.csv").open() as file:
         assert len(list(csv.DictReader(file))) == 4

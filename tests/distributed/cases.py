@@ -37,7 +37,7 @@ from normec import (
 from normec.algorithms.operators import SmoothedNorm
 from normec.training.communicator import Communicator
 
-from ..support.own_methods import Clip21SGDM, Counting
+from ..support import own_methods
 
 CLIENTS = 7
 WEIGHTS = tuple(i / 28 for i in range(1, 8))
@@ -103,9 +103,10 @@ CASES = {
     "dpsgd clip": Case(DPSGD(Clip(0.5)), "mlp"),
     "gd": Case(GD(), "mlp"),
     "batchnorm": Case(NormEC(0.1, 0.3), "batchnorm", {"batch_size": 4}),
-    "a method of one's own": Case(Clip21SGDM(), how={"participation": FixedSize(3)}),
-    "states of any shape": Case(Counting(), "mlp", {"participation": FixedSize(3)}),
-    "a method of one's own, private": Case(Clip21SGDM(), how={"privacy": SEEDED}),
+    **{
+        f"own, {name}": Case(method, "mlp", {"participation": FixedSize(3)}) for name, method in own_methods.ALL.items()
+    },
+    **{f"own, {name}, private": Case(method, how={"privacy": SEEDED}) for name, method in own_methods.ALL.items()},
     "private, sums": Case(NormEC(0.1, 0.3), how={"privacy": SEEDED}),
     "private, sums of sparse messages": Case(ErrorFeedback(Clip(0.5)), how={"privacy": SEEDED}),
     "adam on a schedule, averaged": Case(

@@ -39,6 +39,7 @@ from .in_process import InProcessFederation, convolution, plan, softmax, whole
 
 FILES = Path(__file__).with_name("methods")
 MINE, WRONG = FILES / "my_method.py", FILES / "wrong_methods.py"
+OVERRIDING = FILES.parents[1] / "support" / "overriding_methods.py"
 OWN = ("Clip21SGDM", "Averaging", "ServerMomentum", "Unbounded", "Biased")
 PLAIN = POLICY.model_copy(update={"methods": ["normec", "clip21", "dpsgd"]})
 RULES = PLAIN.model_copy(update={"methods": [*PLAIN.methods, *(f"{MINE}:{name}" for name in OWN)]})
@@ -111,6 +112,24 @@ def state_of(federation: FaultyFederation, node: str) -> dict[str, np.ndarray[An
     agreed = reconcile(kept, request, steps)
     assert agreed is not None
     return {name: rows[0].numpy() for name, rows in after_absence(steps, agreed, request.round, x).items()}
+
+
+@pytest.mark.quick_cases(3)
+@pytest.mark.parametrize("how", [{}, {"participation": FixedSize(2)}], ids=["all", "two"])
+@pytest.mark.parametrize("name", ["Signs", "Counting", "Stubborn", "Forgetful", "Started", "Still", "Rotated"])
+def test_every_override_is_what_parties_and_server_run(name: str, how: dict[str, Any], tmp_path: Path) -> None:
+    method = registry.build(
+        f"{OVERRIDING}:{name}", {} if name in ("Signs", "Counting") else {"alpha": 0.1, "beta": 0.3}
+    )
+    policy = OPEN.model_copy(update={"methods": [f"{OVERRIDING}:{name}"]})
+    federation = InProcessFederation(tmp_path, method, plan(7, **how), model=softmax, policy=policy)
+    x = federation.run()
+    compute = Compute(dtype=torch.float64, engine="loop")
+    reference = train(whole(softmax), method, lr=0.5, rounds=7, seed=7, compute=compute, **how)
+    torch.testing.assert_close(x, reference.x, rtol=1e-10, atol=1e-10)
+    for part, value in federation.server.state.run.server.items():
+        torch.testing.assert_close(value, reference.state.server[part], rtol=1e-10, atol=1e-10)
+    federation.server.close()
 
 
 @pytest.mark.quick_cases(4)

@@ -31,6 +31,8 @@ from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
 from normec.federation.flower.signed_terms import SignedTerms, agreed_by_all, digest_of_app
 from normec.federation.flower.supernode import load_task, read_private_key
+from normec.federation.protocol.account import PartyAccount
+from normec.federation.protocol.departure import departures
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.price import priced
 from normec.federation.protocol.wire import Refusal, SumRequest, octets, to_fields
@@ -219,7 +221,7 @@ def test_a_signature_counts_for_its_own_party_only(folder: Path) -> None:
 def test_a_stranger_cannot_sign(folder: Path) -> None:
     command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(folder / "west")]
     subprocess.run(command, check=True)
-    with pytest.raises(UsageError, match="is none of the parties of run app"):
+    with pytest.raises(UsageError, match="belongs to none of the parties of run app"):
         SignedTerms.load(folder / "terms.json").sign(read_private_key(folder / "west"))
 
 
@@ -306,6 +308,64 @@ def test_what_a_run_would_cost_is_never_rounded_down(folder: Path) -> None:
         assert exact * (1 - 1e-8) <= float(shown[1]) <= exact * 1.001
 
 
+def test_a_run_that_goes_on_costs_only_its_remaining_rounds(folder: Path) -> None:
+    """A budget that the whole run just fits must not look too small after an interruption."""
+    agreed = SignedTerms.load(folder / "terms.json").parties[0].agreed
+    request, policy = agreed.first_request(), Policy(epsilon=2.0, unit="record")
+    found = priced(request, agreed.method.build(policy.methods), policy.delta)
+    assert found is not None
+    (folder / "state").mkdir()
+    account = PartyAccount(folder / "state", policy.relation)
+    for step in (1, 2, 2, 3):  # one message was sent twice
+        account.pay(request, step, found[0].most)
+    account.close()
+    with pytest.raises(UsageError, match="10 rounds of which 3 are in the ledger, would be refused") as error:
+        would_cost(agreed, policy, folder / "state")
+    each, delta = found[0].most["record"], policy.delta
+    spent, all_of_them = (epsilon_of([replace(each, count=count)], delta) for count in (4, 11))
+    shown = re.search(r"from ([\d.]+) to ([\d.]+), above 2", str(error.value))
+    assert shown is not None
+    assert [float(one) for one in shown.groups()] == pytest.approx([spent, all_of_them], rel=1e-3)
+    assert "are in the ledger: ε per record" in would_cost(agreed, Policy(epsilon=2.2, unit="record"), folder / "state")
+
+
+def test_a_finished_run_is_priced_as_a_new_one(folder: Path) -> None:
+    agreed = SignedTerms.load(folder / "terms.json").parties[0].agreed
+    request, policy = agreed.first_request(), Policy(epsilon=3.0, unit="record")
+    found = priced(request, agreed.method.build(policy.methods), policy.delta)
+    assert found is not None
+    (folder / "state").mkdir()
+    account = PartyAccount(folder / "state", policy.relation)
+    for step in range(1, agreed.plan.rounds):
+        account.pay(request, step, found[0].most)
+    assert "goes from" in would_cost(agreed, policy, folder / "state")
+    account.pay(request, agreed.plan.rounds, found[0].most)
+    account.close()
+    with pytest.raises(UsageError, match="run app, 10 rounds, would be refused"):
+        would_cost(agreed, Policy(epsilon=2.5, unit="record"), folder / "state")
+
+
+def test_nobody_signs_below_a_wrong_signature(folder: Path) -> None:
+    signed(folder, ("north",))
+    whole = json.loads((folder / "terms.json").read_text())
+    whole["terms"]["settings"]["lr"] = 0.123
+    (folder / "terms.json").write_text(json.dumps(whole))
+    changed = SignedTerms.load(folder / "terms.json")
+    with pytest.raises(UsageError, match=r"signature of north .* is wrong.* compare them with the copy of north"):
+        changed.sign(read_private_key(folder / "south"))
+    assert changed.sign(read_private_key(folder / "north")).state()["north"] == "signed"
+
+
+def test_a_party_leaves_only_a_run_that_it_knows(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a typing mistake the party would believe that it has left, and go on sending."""
+    signed(folder)
+    file = party_file(folder)
+    assert run(["federation", "leave", file, "ap"]) == 2
+    assert capsys.readouterr().err == "error: this party knows no run ap; its ledger, terms and policy name app\n"
+    assert run(["federation", "leave", file, "app"]) == 0
+    assert [*departures(load_party_file(Path(file)).folder)] == ["app"]
+
+
 def test_the_epsilon_that_is_shown_is_that_of_the_noise(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The settings in a file of terms are its author's words: here they speak of 0.01, and one party has half its σ."""
 
@@ -372,6 +432,17 @@ def test_the_commands(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "would be refused (budget) before its end" in capsys.readouterr().err
     assert run(["federation", "terms", "new", str(folder / "app"), "--party", "a=b", "--out", terms]) == 2
     assert "terms are not changed" in capsys.readouterr().err
+
+
+def test_the_number_of_parties_is_that_of_the_settings(folder: Path) -> None:
+    keys = {name: folder / f"{name}.pub" for name in NAMES}
+    with pytest.raises(UsageError, match="parties = 4, got 3 with --party; name every party"):
+        new_terms(folder / "app", keys, {**SETTINGS, "parties": 4})
+
+
+def test_a_public_key_does_not_sign(folder: Path) -> None:
+    with pytest.raises(UsageError, match="is a public key; name the private key"):
+        read_private_key(folder / "north.pub")
 
 
 def test_names_and_keys() -> None:

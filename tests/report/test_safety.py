@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from normec.cli.output import printable
+from normec.privacy import ledger_verification
 from normec.report import page
 from normec.report.html import e
 
 EVIL = '<script>document.title="taken"</script><img src=x onerror=alert(1)>'
-PROMISED = ("unit", "relation", "trust")  # settings that the ledger states as well; with others a page is refused
+PROMISED = ledger_verification.TERMS  # with other settings than the ledger states a page is refused
 STEERING = "\x1b]0;taken\x07\x1b[31m\u202edlrow\x9b2J"
 
 

@@ -39,7 +39,7 @@ def doctor(file: PartyFilePath, as_json: o.Json = False) -> int:
     for finding in examine(load_party_file(file)):
         found.append(finding)
         if not as_json:
-            print(f"{finding.state:<8} {finding.check:<14} {printable(finding.text)}", flush=True)
+            print(f"{finding.state:<8} {finding.check:<16} {printable(finding.text)}", flush=True)
     problems = sum(one.state == "problem" for one in found)
     if as_json:
         print(json.dumps({"ok": not problems, "findings": [dataclasses.asdict(one) for one in found]}))
@@ -172,10 +172,18 @@ def leave(
 ) -> int:
     """Leave a run for good. The party refuses every later request of it, and what was sent stays spent."""
     from ..federation.flower.party_file import load_party_file
+    from ..federation.flower.signed_terms import SignedTerms, files_of
+    from ..federation.protocol.account import read_releases
     from ..federation.protocol.departure import leave as depart
+    from ..federation.protocol.policy import load_policy
+    from ..federation.protocol.wire import run_name
 
     own = load_party_file(file)
-    depart(own.folder, run)
+    policy = load_policy(own.policy)
+    known = set(policy.runs) - {"any"}
+    known |= {SignedTerms.load(one).run for one in files_of(own.terms)} if own.terms is not None else set()
+    known |= set(map(run_name, read_releases(own.folder, policy.witness).runs())) if own.folder.is_dir() else set()
+    depart(own.folder, run, known)
     print(f"This party has left run {run} and refuses it from now on. Tell the others: they decide whether to go on")
     print("under the same terms, if min_parties allows it, or to agree on new terms without this party.")
     return 0
@@ -293,7 +301,7 @@ def _show_terms(found: SignedTerms) -> None:
         ("method", f"{first.method.name} {first.method.spec}"),
         ("model", f"{first.parameters} parameters"),
         ("rounds", str(first.plan.rounds)),
-        ("parties", ", ".join(one.name for one in found.parties)),
+        ("parties", ", ".join(f"{one.name} ({one.node})" for one in found.parties)),
         ("needed in a round", str(found.settings.get("min_parties", len(found.parties)))),
     ]
     if privacy.noise == "none":

@@ -61,6 +61,8 @@ def predict(
     if described is None:
         raise UsageError(f"{folder} names no schema of a table; give the one that it was trained with by --schema")
     known = load_schema(described)
+    if kept.exists():
+        _check_schema(folder, Path(described), known, load_schema(kept))
     inputs = read_inputs(file, known)
     outputs = scores_of(load(folder, model=_model(folder, settings, known, model)).predict(inputs))
     chosen = None if outputs is None else chosen_classes(outputs, len(inputs))
@@ -77,6 +79,21 @@ def predict(
     lines.writerow(("record", known.target))
     lines.writerows(enumerate(found, start=1))
     return 0
+
+
+def _check_schema(folder: Path, path: Path, schema: TableSchema, trained: TableSchema) -> None:
+    """Raise `UsageError` if a schema scales records, or numbers classes, in another way than that of the run did."""
+    from ..errors import UsageError
+
+    names = {**trained.inputs, **schema.inputs}
+    changed = [name for name in names if trained.inputs.get(name) != schema.inputs.get(name)]
+    changed += ["classes"] if trained.classes != schema.classes else []
+    changed += ["the order of the inputs"] if not changed and [*trained.inputs] != [*schema.inputs] else []
+    if changed:
+        raise UsageError(
+            f"{path} differs from the schema that {folder} was trained with ({', '.join(changed)}); leave out --schema "
+            "to use that one"
+        )
 
 
 def _model(folder: Path, settings: Mapping[str, Any], schema: TableSchema, given: str | None) -> nn.Module:

@@ -18,7 +18,7 @@ FIRST = (
     *("rounds", "batch_size", "local_steps", "server_optimizer", "noise_schedule"),
 )
 MOST_SETTINGS = 6
-LOCAL = ("by", "tried", "edge", "folder", "error", "status", "round", "rounds")
+LOCAL = ("tuned", "by", "tried", "edge", "folder", "error", "status", "round", "rounds")
 
 
 def results(
@@ -121,7 +121,10 @@ def _tuning(folders: list[Path], tune: str | None, by: str | None, on_test: bool
 
 
 def show_rows(rows: list[dict[str, Any]]) -> None:
-    """Print a table without columns that are empty or the same in all rows, and say which others are left out."""
+    """Print a table, and say which settings are left out.
+
+    Columns that are empty or the same in all rows are not shown, except for the method and the tuned settings.
+    """
     from .output import show
 
     heads, lines, left_out = _table(rows)
@@ -135,7 +138,8 @@ def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]], list
     from ..experiments.results import STATES
 
     names = [name for name in rows[0] if name not in (*LOCAL, *STATES) and not _is_metric(name)]
-    names = [name for name in names if name == "method" or len({row[name] for row in rows}) > 1]
+    always = ("method", *rows[0].get("tuned", "").split(", "))
+    names = [name for name in names if name in always or len({row[name] for row in rows}) > 1]
     left_out = _left_out(names, rows)
     names = [name for name in names if name not in left_out]
     counts = [name for name in STATES if any(row.get(name) for row in rows)]

@@ -366,7 +366,10 @@ class ClientOptimizer(Optimizer):
         return {**facts, "weights": self._relative, "private": self._noise is not None}
 
     def spent(self) -> Spent:
-        """Return what was paid for so far: the exact ε and the facts that it depends on. Collective."""
+        """Return what was paid for so far: the exact ε and the facts that it depends on.
+
+        Every rank must call it, as rank 0 has the ledger and sends the answer to the others.
+        """
         if self._noise is None:
             raise UsageError("this optimizer has no privacy, so nothing was spent; pass privacy=")
         return self._noise.spent()

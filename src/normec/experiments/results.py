@@ -142,8 +142,8 @@ def over_seeds(records: Sequence[Record]) -> list[Row]:
 def tuned(records: Sequence[Record], tune: Sequence[str], by: str, on_test: bool = False) -> list[Row]:
     """Return one row per cell: the values of the settings `tune` with the best mean of the column `by` over seeds.
 
-    `tried` is the number of values. `edge` names a tuned setting whose best value is the smallest or the largest one;
-    the optimum may lie beyond it.
+    `tuned` names these settings, and `tried` is the number of values. `edge` names a tuned setting whose best value is
+    the smallest or the largest one; the optimum may lie beyond it.
     """
     tuning.check(by, on_test)
     for name in tune:
@@ -158,7 +158,12 @@ def tuned(records: Sequence[Record], tune: Sequence[str], by: str, on_test: bool
         kept = candidates[chosen] if chosen is not None else cell
         row = _summary(kept, names)
         row |= dict(zip(tune, chosen or (None,) * len(tune), strict=True))
-        row |= {"by": by, "tried": len(candidates), "edge": ", ".join(_edges(candidates, chosen, tune))}
+        row |= {
+            "tuned": ", ".join(tune),
+            "by": by,
+            "tried": len(candidates),
+            "edge": ", ".join(_edges(candidates, chosen, tune)),
+        }
         rows.append(row)
     return rows
 

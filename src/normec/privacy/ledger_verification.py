@@ -35,7 +35,7 @@ MOST_BEYOND = 10**9  # the most releases beyond a ledger that a summary may stat
 _LATEST = Path("checkpoint") / "latest.json"
 _TOLERANCE = 1e-9  # relative, of an ε in closed form
 _SAMPLED_TOLERANCE = 0.01  # of an ε of sampled releases, which depends on the version of the accountant's library
-_TERMS = ("delta", "unit", "relation", "trust", "noise", "groups")  # of a guarantee, beside its ε
+TERMS = ("delta", "unit", "relation", "trust", "noise", "groups")  # of a guarantee, beside its ε
 _RESULTS = ("finished", "stopped")  # whose summaries state what was spent
 CURE = "restore the run's folder from a backup; its epsilon is not shown"
 
@@ -148,7 +148,7 @@ def _refuse_other_terms(path: Path, promised: Mapping[str, Any], settings: objec
     stated = dict(settings) if isinstance(settings, Mapping) else {}
     if "private" in stated and stated.get("groups") is None:
         stated["groups"] = 1  # all clients may take part in every round
-    for name in _TERMS:
+    for name in TERMS:
         if stated.get(name) not in (None, promised.get(name)):
             raise UsageError(
                 f"{path} is that of a run with {name} = {promised.get(name)!r}, and the settings say {stated[name]!r}; "

@@ -325,7 +325,7 @@ class Privacy:
             "a model chosen among rounds by un-noised results on the protected data",
             "other runs on the same data: their epsilons add up",
             "that a run diverged, and the clients that its error names: an un-noised look at what they computed",
-            "the folder of the run: its checkpoints hold the clients' memories as they are",
+            "the folders in which clients' memories are kept, if the method has any: checkpoints hold them as they are",
             f"what several {self.unit}s of one person reveal jointly: their epsilons add up, and delta grows faster",
         ]
         if self.trust == "secure-sum":

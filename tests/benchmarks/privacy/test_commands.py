@@ -37,7 +37,7 @@ def test_a_study_and_a_method_of_ones_own_in_one_file(tmp_path: Path, capsys: py
     words = ["run", f"{tmp_path / 'own.py'}:MINE", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(words, app) == 0
     first = capsys.readouterr()
-    assert "2 cells, about" in first.err
+    assert "2 of 2 cells are left, less than a minute" in first.err
     assert "| longer | " in first.out
     held = (tmp_path / "out/records/mine.jsonl").read_text().splitlines()
     assert [json.loads(one)["method"] for one in held] == ["DP-SGD, norm", "longer"]
@@ -49,6 +49,11 @@ def test_a_study_and_a_method_of_ones_own_in_one_file(tmp_path: Path, capsys: py
     again = capsys.readouterr()
     assert again.err.count("ε = 8") == 1  # what has a record is not run again
     assert again.out == first.out
+    words[1:4] = [f"{words[1]}/iid/8/longer", "--out", str(tmp_path / "one")]
+    assert run(words, app) == 0
+    assert "1 of 1 cells are left, less than a minute" in capsys.readouterr().err
+    held = (tmp_path / "one/records/mine.jsonl").read_text().splitlines()
+    assert [json.loads(one)["method"] for one in held] == ["longer"]
 
 
 def test_the_list_says_what_has_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,6 +68,23 @@ def test_the_list_says_what_has_run(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_mistakes_are_answered_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["run", "a9a-10", "--out", str(tmp_path)], app) != 0
     assert "a9a-100" in capsys.readouterr().err
+    assert run(["page", "--out", str(tmp_path)], app) == 2
+    assert (
+        "no records of the studies that this page shows; the table of a study of your own is" in capsys.readouterr().err
+    )
     (tmp_path / "own.py").write_text("MINE = 3\n")
     assert run(["run", f"{tmp_path / 'own.py'}:MINE", "--out", str(tmp_path)], app) != 0
     assert "must be a benchmarks.privacy.studies.Study, got int" in capsys.readouterr().err
+    for number, (right, wrong, said) in enumerate(
+        (
+            ('"DP-SGD, norm", "l', '"DP-SGD, nrom", "l', "nor described in own, did you mean 'DP-SGD, norm'?"),
+            ("(0.5, 0.6)", '"stepz"', "the range of lr must be two bounds, a list of choices, or a role (steps"),
+            ('"clients": 20', '"clients": 20, "rounds": 30', "got rounds = 30 in the settings; give the choices to"),
+        )
+    ):
+        assert right in OWN
+        (tmp_path / f"wrong{number}.py").write_text(OWN.replace(right, wrong))
+        assert run(["run", f"{tmp_path / f'wrong{number}.py'}:MINE", "--out", str(tmp_path)], app) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1

@@ -342,11 +342,11 @@ def test_a_record_of_another_study_is_refused(tmp_path: Path) -> None:
     assert records.read(TINY, tmp_path) == [record]
     with pytest.raises(UsageError, match="trials is 2 in the record, 3 in the study"):
         records.read(replace(TINY, budget=replace(BUDGET, trials=3)), tmp_path)
-    with pytest.raises(UsageError, match="has no cell iid/8/NormEC"):
+    with pytest.raises(UsageError, match=r"a record of iid/8/NormEC.*which is no cell of tiny; remove its line"):
         records.read(replace(TINY, epsilons=(4.0,)), tmp_path)
     with pytest.raises(UsageError, match="test_seeds is \\[2, 3\\] in the record, \\[2, 3, 4\\] in"):
         records.read(replace(TINY, budget=replace(BUDGET, test_seeds=(2, 3, 4))), tmp_path)
-    with pytest.raises(UsageError, match="is no setting of the study"):
+    with pytest.raises(UsageError, match=r"is not among the settings .* remove its line from .*tiny.jsonl"):
         records.read(replace(TINY, budget=replace(BUDGET, rounds=(3, 6), roles=(("steps", (0.5, 0.6)),))), tmp_path)
     (tmp_path / "tiny.jsonl").write_text("{}\n")
     with pytest.raises(UsageError, match="no record of tiny"):

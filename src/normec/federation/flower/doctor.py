@@ -318,7 +318,10 @@ def _terms(party: PartyFile, file: Path) -> str:
 
 
 def would_cost(agreed: AgreedTerms, policy: Policy, folder: Path) -> str:
-    """What a run under these terms would cost the party; raises `UsageError` if the party would refuse it."""
+    """What a run under these terms would cost the party; raises `UsageError` if the party would refuse it.
+
+    If the ledger has messages of an unfinished run of this name, the run is taken to go on after the last of them.
+    """
     if agreed.parameters > policy.largest_model:  # before a model of that size is made
         raise UsageError(
             f"run {agreed.run} would be refused: its model has more than {policy.largest_model} parameters"
@@ -336,15 +339,19 @@ def would_cost(agreed: AgreedTerms, policy: Policy, folder: Path) -> str:
         raise UsageError(f"run {agreed.run} would be refused ({verdict.reason}): {verdict.exact}")
     rounds, parts = agreed.plan.rounds, []
     known = read_releases(folder, policy.witness) if folder.is_dir() else None
+    sent = known.last_step(agreed.run) if known is not None else 0
+    sent = sent if sent < rounds else 0  # a finished run does not go on, but another one of its name may begin
+    run = f"run {agreed.run}, {rounds} rounds" + (f" of which {sent} are in the ledger" if sent else "")
     for unit, budget in policy.budgets.items():
         account = known.account(unit, policy.delta) if known is not None else Account(policy.delta, [])
         before = account.epsilon() if account.releases else 0.0
-        account.add(dataclasses.replace(price.most[unit], count=rounds))
+        account.add(dataclasses.replace(price.most[unit], count=rounds - sent))
         after = account.epsilon()
         if after > budget:
             raise UsageError(
-                f"run {agreed.run} would be refused (budget) before its end: its {rounds} rounds bring ε per {unit} "
-                f"from {shown_epsilon(before)} to {shown_epsilon(after)}, above {budget:g}"
+                f"{run}, would be refused (budget) before its end: ε per {unit} would go from {shown_epsilon(before)} "
+                f"to {shown_epsilon(after)}, above {budget:g}; raise the budget in the policy, or agree on terms "
+                "with a smaller ε or fewer rounds"
             )
         parts.append(f"ε per {unit} goes from {shown_epsilon(before)} to {shown_epsilon(after)} of {budget:g}")
-    return f"run {agreed.run}, {rounds} rounds: {'; '.join(parts)}"
+    return f"{run}: {'; '.join(parts)}"

@@ -32,6 +32,11 @@ def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -
     """
     table = read_toml(app / "pyproject.toml") if (app / "pyproject.toml").exists() else {}
     known = table.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+    stated = changes.get("parties", len(keys))
+    if stated != len(keys):
+        raise UsageError(
+            f"the settings have parties = {stated}, got {len(keys)} with --party; name every party, or change parties"
+        )
     given = {**known, **changes, "parties": len(keys)}
     settings = settings_of_run.read(given)
     if settings.summed:

@@ -55,6 +55,11 @@ class Signatory:
     def public(self) -> EllipticCurvePublicKey:
         return public_key(self.key.encode(errors="replace"), f"the key of {self.name}")
 
+    @property
+    def node(self) -> str:
+        """The name under which the server knows the party."""
+        return name_of(raw_key(self.public))
+
 
 @dataclass(frozen=True)
 class SignedTerms:
@@ -93,14 +98,27 @@ class SignedTerms:
         for one in self.parties:
             if raw_key(one.public) == wanted:
                 return one
-        raise UsageError(f"this key ({name_of(wanted)}) is none of the parties of run {self.run}")
+        raise UsageError(
+            f"this key ({name_of(wanted)}) belongs to none of the parties of run {self.run}, which are "
+            f"{', '.join(one.name for one in self.parties)}; use the key whose .pub file is in the terms"
+        )
 
     def sign(self, private: Any) -> Self:
-        """The terms with the signature of the party that has this private key."""
+        """The terms with the signature of the party that has this private key.
+
+        Raises:
+            UsageError: The key is not that of a party, or another party has signed other terms.
+        """
         from cryptography.hazmat.primitives.asymmetric.ec import ECDSA
         from cryptography.hazmat.primitives.hashes import SHA384
 
         own = self.party_of(private.public_key())
+        for name, state in self.state().items():
+            if state == "wrong" and name != own.name:
+                raise UsageError(
+                    f"the signature of {name} under run {self.run} is wrong: the terms changed after it signed, or "
+                    f"somebody else signed; do not sign them, and compare them with the copy of {name}"
+                )
         signature = private.sign(_PURPOSE + self.canonical, ECDSA(SHA384()))
         return replace(self, signatures={**self.signatures, own.name: signature.hex()})
 
@@ -162,7 +180,10 @@ class SignedTerms:
         try:
             whole = read_json(path, _LARGEST)
         except FileNotFoundError:
-            raise UsageError(f"there are no terms at {path}; `normec federation terms new` writes them") from None
+            raise UsageError(
+                f"there are no terms at {path}; name the file that all parties sign, which `normec federation terms "
+                "new` writes"
+            ) from None
         try:
             terms, signatures = whole["terms"], whole["signatures"]
             if terms["format"] != FORMAT:
@@ -203,7 +224,7 @@ class SignedTerms:
             raise UsageError("every party needs a name and a key of its own")
         first = self.parties[0].agreed
         for position, one in enumerate(self.parties):
-            node, own = name_of(raw_key(one.public)), one.agreed
+            node, own = one.node, one.agreed
             if (own.run, own.node, own.index, own.parties) != (self.run, node, position, len(names)):
                 raise UsageError(f"the terms of {one.name} are not those of party {position} with its key in this run")
             difference = first.differs_from(own)

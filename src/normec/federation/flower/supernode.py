@@ -296,8 +296,11 @@ def read_private_key(path: Path) -> Any:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
+    content = _read(path, "the party's key")
+    if content.startswith((b"ecdsa-", b"ssh-")):
+        raise UsageError(f"{path} is a public key; name the private key, which is usually the file without .pub")
     try:
-        found = load_ssh_private_key(_read(path, "the party's key"), None)
+        found = load_ssh_private_key(content, None)
     except ValueError as error:
         raise UsageError(f"{path} is not a private key in OpenSSH format: {error}") from None
     if not isinstance(found, ec.EllipticCurvePrivateKey):

@@ -76,6 +76,10 @@ class Releases:
         """The number of messages of one run, of all runs with a name, or of all runs."""
         return sum(line["count"] for line in _of(self._lines, run, node))
 
+    def last_step(self, run: str) -> int:
+        """The number of the last message of one run, or of the furthest run with a name; 0 if there is none."""
+        return max((line["step"] for line in _of(self._lines, run, None)), default=0)
+
     def epsilon(self, unit: str, delta: float, run: str | None = None) -> float:
         """ε of the account that protects `unit`, in one run or in all runs."""
         account = self.account(unit, delta, run)

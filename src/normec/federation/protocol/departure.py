@@ -8,6 +8,7 @@ docs/guides/federation.md, "A party leaves".
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -34,13 +35,27 @@ def departures(folder: Path) -> dict[str, Any]:
     raise UsageError(f"{folder / FILE} is damaged: it must be a table of runs; restore it from a backup")
 
 
-def leave(folder: Path, run: str) -> None:
-    """Leave a run for good. Raises `UsageError` if the party has left it already, or if no run can have this name."""
+def leave(folder: Path, run: str, known_runs: Collection[str] | None = None) -> None:
+    """Leave a run for good.
+
+    Args:
+        folder: The party's folder.
+        run: The name of the run.
+        known_runs: The names that the run can have, because the party's ledger, terms or policy has them; any if None.
+
+    Raises:
+        UsageError: The party has left the run already, knows no run of this name, or no run can have this name.
+    """
     if not NAME.fullmatch(run):
         raise UsageError(f"{run!r} cannot be the name of a run; use the name without its random number")
     known = departures(folder)
     if run in known:
         raise UsageError(f"this party left run {run} on {known[run]}")
+    if known_runs is not None and run not in known_runs:
+        raise UsageError(
+            f"this party knows no run {run}; its ledger, terms and policy name "
+            f"{', '.join(sorted(known_runs)) or 'none: state the runs to take part in as `runs` in the policy'}"
+        )
     private_folder(folder)
     time = datetime.now(UTC).isoformat(timespec="seconds")
     write_atomic(folder / FILE, json.dumps({**known, run: time}, indent=1) + "\n", private=True)
