@@ -62,6 +62,15 @@ def averaged_by_ddp(rank: int, folder: Path) -> str:  # noqa: ARG001
     return said(optimizer.step)
 
 
+def averaged_by_fsdp(rank: int, folder: Path) -> str:  # noqa: ARG001
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    net = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
+    optimizer = cluster.GD(net.parameters(), lr=0.1)
+    net(torch.ones(1, 2)).sum().backward()
+    return said(optimizer.step)
+
+
 def averaged_by_ddp_from_the_second_step_on(rank: int, folder: Path) -> dict[str, Any]:  # noqa: ARG001
     net = nn.Linear(2, 2)
     optimizer = cluster.GD(net.parameters(), lr=0.1)
@@ -113,6 +122,7 @@ CASES = (
     ledger_of_one_rank_alone,
     states_of_other_rounds,
     averaged_by_ddp,
+    averaged_by_fsdp,
     averaged_by_ddp_from_the_second_step_on,
     one_client_has_no_number,
     frozen_layer,

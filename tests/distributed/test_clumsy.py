@@ -32,6 +32,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ("ledger_of_one_rank_alone", "the ranks do not agree: ledger is False on rank 0 and True on rank 1"),
         ("states_of_other_rounds", "round of the state is 0 on rank 0 and 1 on rank 1; load states that were saved"),
         ("averaged_by_ddp", "the model is wrapped in DistributedDataParallel"),
+        ("averaged_by_fsdp", "the model is wrapped in FullyShardedDataParallel"),
     ],
 )
 def test_a_mistake_is_refused_on_every_rank(found: list[dict[str, Any]], case: str, words: str) -> None:

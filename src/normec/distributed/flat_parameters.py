@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,12 +16,19 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 
 Groups = Sequence[dict[str, Any]]
-_wrapped = 0  # models that were wrapped in DDP since this module was imported
+_wrapped = 0  # models that were wrapped in DDP or FSDP since this module was imported
+
+
+def _wrappers() -> tuple[type[nn.Module], ...]:
+    """The classes whose models have gradients that are means over all ranks; FSDP only if somebody has imported it."""
+    loaded = sys.modules.get("torch.distributed.fsdp")  # its import takes a second
+    sharded = getattr(loaded, "FullyShardedDataParallel", None)
+    return (DistributedDataParallel,) if sharded is None else (DistributedDataParallel, sharded)
 
 
 def _count_wrapped(outer: nn.Module, name: str, inner: nn.Module | None) -> None:  # noqa: ARG001
     global _wrapped
-    _wrapped += isinstance(outer, DistributedDataParallel)
+    _wrapped += isinstance(outer, _wrappers())
 
 
 register_module_module_registration_hook(_count_wrapped)
@@ -81,17 +89,17 @@ class FlatParameters:
         )
 
     def refuse_averaging(self) -> None:
-        """Refuse parameters of a model in DDP, whose gradients are the mean over all ranks.
+        """Refuse parameters of a model in DDP or FSDP, whose gradients are means over all ranks.
 
         Searching all objects takes a while, so it is done once, and again after a model was wrapped.
         """
         if self._looked_at == _wrapped:
             return
-        own = {id(p) for p in self.parameters}
+        own, wrappers = {id(p) for p in self.parameters}, _wrappers()
         for thing in gc.get_objects():
-            if issubclass(type(thing), DistributedDataParallel) and own & {id(p) for p in thing.parameters()}:
+            if issubclass(type(thing), wrappers) and own & {id(p) for p in thing.parameters()}:
                 raise UsageError(
-                    "the model is wrapped in DistributedDataParallel, which averages the gradients of all ranks before "
+                    f"the model is wrapped in {type(thing).__name__}, which averages the gradients of all ranks before "
                     "any message is made; pass the model itself"
                 )
         self._looked_at = _wrapped

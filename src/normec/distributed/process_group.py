@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional
 
 from ..errors import RankLost, UsageError, positive
+from ..system.processes import PARENT
 from ..training.communicator import Communicator, SingleProcess
 from .rank_status import RankStatus, attempt_store
 from .torch_communicator import TorchCommunicator
@@ -82,11 +83,21 @@ def join(device: str | torch.device = "cpu", timeout: float = DEFAULT_TIMEOUT) -
     try:
         yield TorchCommunicator(device, status)
     except BaseException as error:
-        status.record_exit(str(error) or type(error).__name__)
+        status.record_exit(_reason(error))
         raise
     finally:
         _statuses.remove(status)
         dist.destroy_process_group()
+
+
+def _reason(error: BaseException) -> str:
+    """Why this rank ends, in words that other ranks may see.
+
+    What an error says may quote a record. Ranks that `normec train --processes` has started belong to one user of one
+    machine; others may lie on machines of others, which learn the kind of the error alone.
+    """
+    kind = type(error).__name__
+    return str(error) or kind if PARENT in os.environ else kind
 
 
 def rank_status() -> RankStatus:
