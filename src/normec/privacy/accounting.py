@@ -133,6 +133,14 @@ class Account:
         """ε at `delta`, exact or an upper bound."""
         return self._epsilon(self._groups(), self.mu, None)
 
+    def within(self, limit: float) -> bool:
+        """Whether `epsilon()` is at most `limit`; bounds that take less time than a PLD are tried first."""
+        plain = gaussian.epsilon(self.mu_unamplified, self.delta)
+        if plain <= limit or plain > LARGEST_EPSILON:
+            return plain <= limit
+        groups, mu = resolvable(self._groups(), self.mu)
+        return (bool(groups) and epsilon_rdp(groups, mu, self.delta) <= limit) or self.epsilon() <= limit
+
     def upper(self, horizon: int) -> float:
         """An upper bound of `epsilon()` that is cheap enough for every round of a run of `horizon` rounds.
 

@@ -88,7 +88,7 @@ def epsilon_rdp(groups: tuple[Group, ...], mu: float, delta: float) -> float:
     return float(needed("dp_accounting.rdp", "privacy").compute_epsilon(_ORDERS, divergences, delta)[0])
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=4096)  # as many kinds of releases as a server may have asked a party for
 def _divergences(multiplier: float, rate: float) -> np.ndarray:
     """The Rényi divergences of one round, by order."""
     dp = needed("dp_accounting", "privacy")

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ...errors import UsageError
-from ...privacy import gaussian
 from ...privacy.accounting import Account, Event
 from ...privacy.hash_chain import Chain, Head, LedgerDamaged, LedgerInUse, read_chain
 from ...system.files import write_atomic
@@ -144,8 +143,8 @@ class PartyAccount:
         for unit, epsilon in budgets.items():
             account = self.releases.account(unit, delta)
             account.add(dataclasses.replace(price[unit], count=count))
-            if gaussian.epsilon(account.mu_unamplified, delta) > epsilon and account.epsilon() > epsilon:
-                return False  # the first is an upper bound, which takes no time to compute
+            if not account.within(epsilon):
+                return False
         return True
 
     def pay(self, request: Charged, step: int, price: Events) -> None:
@@ -164,8 +163,8 @@ class PartyAccount:
         owner raises the budget, the rest is charged as long as the server repeats its claim.
         """
         missing = due - self.releases.count(request.run, request.node)
-        spent = any(self.releases.epsilon(unit, delta) > epsilon for unit, epsilon in budgets.items())
-        if missing <= 0 or spent:
+        accounts = {unit: self.releases.account(unit, delta) for unit in budgets}
+        if missing <= 0 or not all(accounts[unit].within(epsilon) for unit, epsilon in budgets.items()):
             return 0
         charged = min(missing, self._affordable(price, missing, budgets, delta) + 1)
         self._release(request, due, price, charged, recovered=True)
