@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from normec.privacy import accounting
+from normec.privacy import accounting, gaussian
 from normec.privacy.accounting import Account, Event
 
 
@@ -30,6 +30,6 @@ def test_an_empty_account_is_within_every_budget() -> None:
 def test_kinds_of_releases_that_a_server_invents_need_no_pld(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PLD takes most of a second for each kind of release, and every later message of the party would wait for it."""
     account = Account(1e-5, [Event(1 + kind / 1000, rate=1e-3) for kind in range(20)])
-    assert accounting.gaussian.epsilon(account.mu_unamplified, account.delta) > 8, "the simplest bound is too large"
+    assert gaussian.epsilon(account.mu_unamplified, account.delta) > 8, "the simplest bound is too large"
     monkeypatch.setattr(accounting, "epsilon_pld", lambda *_: pytest.fail("a PLD was computed"))
     assert account.within(8.0)
