@@ -215,8 +215,8 @@ def test_ticked_cells_are_drawn_with_the_spread_of_their_seeds(library: Path, lo
 def test_tables_sort_by_their_heads(library: Path, look: Any) -> None:
     page = look().drawn(library / "comparison" / "report.html")
     table = page.get_by_role("table", name="Results")
-    head = table.get_by_role("button", name="loss")
-    column = table.locator("th").all_text_contents().index("loss (not covered by the guarantee)")
+    head = table.get_by_role("button", name="training loss")
+    column = table.locator("th").all_text_contents().index("training loss (not covered by the guarantee)")
     values = f"rows => rows.map(row => parseFloat(row.cells[{column}].textContent))"
     for order in (sorted, lambda one: sorted(one, reverse=True)):
         head.click()
