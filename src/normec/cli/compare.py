@@ -35,7 +35,9 @@ def compare(
     by: Annotated[
         str, typer.Option(help="The criterion for the best step size: loss, grad_norm, validation (its loss), …")
     ] = "loss",
-    seeds: Annotated[int, typer.Option(metavar="N", help="Seeds of each method's best run; the means are shown.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(metavar="N", help="Run each method's best setting with N seeds, and show the means.")
+    ] = 1,
     out: o.Out = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,

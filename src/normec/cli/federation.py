@@ -127,7 +127,7 @@ def local(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def superlink(context: typer.Context) -> int:
-    """Run Flower's SuperLink such that only its owner controls it. Takes flower-superlink's options."""
+    """Run Flower's SuperLink so that only its owner controls it. Takes flower-superlink's options."""
     require_flower()
     from ..federation.flower.programs import run_superlink
 

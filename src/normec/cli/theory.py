@@ -35,7 +35,10 @@ def bound(
     B: Annotated[float | None, typer.Option("--B", help="Bound on ‖∇f_i(x^k)‖.", show_default=False)] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Compute the bound of Theorem 1, or of Theorem 2 with --sigma. As in the paper, corrected, and sharper."""
+    """Compute the bound of Theorem 1, or of Theorem 2 with --sigma.
+
+    It is printed as the paper states it, corrected, and sharper.
+    """
     from .. import theory
     from ..errors import UsageError, at_least
 
@@ -117,7 +120,7 @@ def verify(
     out: Annotated[Path, typer.Option(help="Folder of the pictures and the table.")] = Path("runs/theory"),
     as_json: o.Json = False,
 ) -> int:
-    """Compare the methods with their bounds. Exit code 1 if one of them fails unexpectedly."""
+    """Compare the methods with their bounds. The exit code is 1 if a bound fails unexpectedly."""
     from ..experiments.theory_checks import verify as verification
 
     found = verification.verify(scale, out, data_dir, lambda line: print(line, file=sys.stderr, flush=True))

@@ -48,9 +48,7 @@ def _convolution(
 ) -> Tensor | None:
     if groups > 1 or isinstance(padding, str) or not _suit(input, weight):
         return None
-    from ..kernels.own_convolution import Moves
-
-    found: Tensor = _Convolution.apply(input, weight, bias, Moves(both(stride), both(padding), both(dilation)))
+    found: Tensor = _Convolution.apply(input, weight, bias, (both(stride), both(padding), both(dilation)))
     return found
 
 
@@ -154,8 +152,8 @@ class _ConvolutionWeight(_Rule):
 
         g, x, weight = _by_client(info, in_dims, g, x, weight)
         rows = torch.empty(weight.shape, device=weight.device)
-        moved = list(moves.stride), list(moves.padding), list(moves.dilation)
-        weight_gradients(_together(x.to(g.dtype)), _together(g), rows, *moved, not torch.backends.cudnn.allow_tf32)
+        exact = not torch.backends.cudnn.allow_tf32
+        weight_gradients(_together(x.to(g.dtype)), _together(g), rows, *map(list, moves), exact)
         return rows.to(weight.dtype), 0
 
 

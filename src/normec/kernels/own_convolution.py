@@ -9,7 +9,7 @@ kernels.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import chain
 
 import torch
 import triton
@@ -17,6 +17,8 @@ import triton.language as tl
 from torch import Tensor
 
 from . import blank, pointer
+
+Moves = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # stride, padding and dilation, (down, right) each
 
 
 @triton.jit
@@ -59,27 +61,12 @@ def _convolve(
     tl.store(out + at, found.to(out.dtype.element_ty), mask=real[:, None] & (n < CO)[None, :])
 
 
-@dataclass(frozen=True)
-class Moves:
-    """How a convolution moves over its input: (down, right) each."""
-
-    stride: tuple[int, int]
-    padding: tuple[int, int]
-    dilation: tuple[int, int]
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return *self.stride, *self.padding, *self.dilation
-
-
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, moves: Moves) -> Tensor:
     """Images ``[c · B, CO, ·, ·]`` of channels-last x, by weights ``[c, CO, CI, KH, KW]`` and biases ``[c, CO]``."""
     kernel = weight.shape[3:]
     size = tuple(
         (seen + 2 * padding - dilation * (width - 1) - 1) // stride + 1
-        for seen, width, stride, padding, dilation in zip(
-            x.shape[2:], kernel, moves.stride, moves.padding, moves.dilation, strict=True
-        )
+        for seen, width, stride, padding, dilation in zip(x.shape[2:], kernel, *moves, strict=True)
     )
     return _launch(
         x, weight.permute(0, 1, 3, 4, 2), None if bias is None else bias.contiguous(), moves, size, back=False
@@ -107,7 +94,7 @@ def _launch(
     exact = source.dtype == torch.float32 and not torch.backends.cudnn.allow_tf32
     _convolve[grid](
         source, weights.contiguous(), pointer(bias, source), out,
-        each, *source.shape[2:], *size, reads, writes, *moves.numbers, columns, rows * columns,
+        each, *source.shape[2:], *size, reads, writes, *chain(*moves), columns, rows * columns,
         BACK=back, BIAS=bias is not None, PRECISION="ieee" if exact else "tf32", **sizes, num_warps=4,
     )  # fmt: skip
     return out

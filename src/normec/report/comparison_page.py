@@ -155,7 +155,8 @@ def _tried(rows: list[dict[str, Any]], by: str, private: bool) -> list[Section]:
     mark = f" For private runs it is measured without noise: {NOT_COVERED}." if private and metric.unnoised else ""
     said = e(
         "p",
-        f"The {metric.title} at the end with each step size; the best is shown above. Test data did not decide.{mark}",
+        f"The {metric.title} at the end with each step size; the best is shown above. Test data played no part in this "
+        f"choice.{mark}",
     )
     columns = ("method", *(f">{size:g}" for size in sizes))
     return [Section("tried", "Step sizes tried", join(said, table(columns, body, aria_label="Step sizes tried")))]
