@@ -134,6 +134,21 @@ def test_a_mistake_is_one_line(tables: dict[str, Any], says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_settings_of_a_method_of_ones_own_are_given_by_name(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from dataclasses import dataclass\nimport normec\n@dataclass(frozen=True)\n"
+        "class Own(normec.Clip21):\n    forget: float = 0.0\n"
+    )
+    own = {"method": f"{tmp_path}/own.py:Own", "lr": 0.5}
+    cells = grid.expand({**PLAIN, "cases": [{**own, "tau": 0.1, "grid": {"forget": [0.1, 0.2]}}]}).cells
+    assert [cell.config.method_settings for cell in cells] == ["forget=0.1", "forget=0.2"]
+    assert [cell.config.tau for cell in cells] == [0.1, 0.1]
+    with pytest.raises(UsageError, match="has no setting 'forgte', did you mean 'forget'"):
+        grid.expand({**PLAIN, "cases": [{**own, "forgte": 0.1}]})
+    with pytest.raises(UsageError, match=r"there is no setting 'forget'.*\(in the cell method = normec"):
+        grid.expand({**PLAIN, "forget": 0.1, "cases": [{**own, "tau": 0.1}, {"method": "normec"}]})
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no grid file"):
         grid.load(tmp_path / "grid.toml")

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import normec
 from normec.errors import UsageError
 from normec.experiments import export, grid, results, runs, tuning
 from normec.settings import make
@@ -206,6 +208,37 @@ def test_parquet_holds_the_same(tmp_path: Path) -> None:
     assert [{**row, "lr": str(row["lr"])} for row in rows] == read
 
 
+def test_settings_of_a_method_of_ones_own_are_columns_that_can_be_tuned(tmp_path: Path) -> None:
+    scores = {(0.1, 1): 0.5, (0.1, 2): 0.9, (0.2, 1): 0.7, (0.2, 2): 0.6}
+    for (tau, forget), score in scores.items():
+        own = {"method": "own.py:Own", "lr": 0.5, "method_settings": f"tau={tau},forget={forget},loss=3"}
+        leave(tmp_path / f"{tau}-{forget}", final={"validation_accuracy": score}, **own)
+    records = results.collect([tmp_path]).records
+    assert {(row["tau"], row["forget"]): row["validation_accuracy"] for row in results.over_seeds(records)} == scores
+    (row,) = results.tuned(records, ["tau", "forget"], "validation_accuracy")
+    assert (row["tau"], row["forget"], row["tried"], row["loss"]) == (0.1, 2, 4, None)
+    with pytest.raises(UsageError, match="did you mean 'forget'"):
+        results.tuned(records, ["forgte"], "validation_accuracy")
+
+
+def test_a_run_from_python_has_the_settings_of_its_method(tmp_path: Path) -> None:
+    problem = normec.Problem.from_functions([lambda x: (x**2).sum()] * 2, torch.ones(3))
+    for tau in (0.1, 0.2):
+        method = normec.DPSGD(normec.Clip(tau))
+        normec.train(problem, method, lr=0.1, rounds=2, seed=0, out=tmp_path / f"{tau}")
+    rows = results.over_seeds(results.collect([tmp_path]).records)
+    assert [(row["method"], row["tau"]) for row in rows] == [("dpsgd-clip", 0.1), ("dpsgd-clip", 0.2)]
+
+
+def test_metrics_of_ones_own_have_a_mean_and_a_spread(tmp_path: Path) -> None:
+    for seed, recall in enumerate((0.5, 0.7)):
+        leave(tmp_path / str(seed), final={"test_loss": 1.0, "recall": recall, "round": 9}, seed=seed)
+    (row,) = results.over_seeds(results.collect([tmp_path]).records)
+    assert row["recall"] == pytest.approx(0.6)
+    assert row["recall_spread"] == pytest.approx(math.sqrt(0.02))
+    assert "round" not in row
+
+
 def test_no_file_that_a_folder_of_results_names_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     trace = tmp_path / "trace"
@@ -218,7 +251,7 @@ def test_no_file_that_a_folder_of_results_names_is_run(tmp_path: Path, monkeypat
     (tmp_path / "shared/sweep.toml").write_text(to_toml({**named, "private": False, "tune": ["tau"]} | GRID))
     found = results.collect([Path("shared")]).records
     assert [record.settings["method"] for record in found] == ["shared/code.py:Own"] * 2
-    assert found[0].settings["method_settings"] == "alpha=0.25"
+    assert (found[0].settings["alpha"], found[1].settings["alpha"]) == (0.25, None)
     assert grid.load("shared/sweep.toml", checked=False).tune == ("tau",)
     with pytest.raises(UsageError, match=r"method is 'shared/code\.py:Own' there, 'normec' here"):
         runs.existing(Path("shared/run"), make({"private": False}))

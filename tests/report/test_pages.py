@@ -169,6 +169,27 @@ def test_a_run_that_was_started_from_python_has_a_page(tmp_path: Path) -> None:
     assert "started from Python" in text
 
 
+def test_a_run_without_classes_tells_its_test_loss_and_its_own_metrics(tmp_path: Path) -> None:
+    inputs = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    parts = [torch.utils.data.TensorDataset(part, part.sum(1, keepdim=True)) for part in inputs.split(10)]
+    problem = Problem(
+        torch.nn.Linear(3, 1),
+        torch.nn.functional.mse_loss,
+        parts[1:],
+        test=parts[0],
+        metrics={"largest_error": lambda outputs, targets: (outputs - targets).abs().max()},
+    )
+    run = train(problem, DPSGD(Clip(1.0)), lr=0.1, rounds=3, seed=0, privacy=Privacy(epsilon=8), out=tmp_path / "run")
+    found = read_run(tmp_path / "run")
+    assert f"a test loss of {run.history['test_loss'][-1]:.4g}" in run_page.headline(found)
+    facts = {name: value for name, value, _ in run_page.card_facts(found)}
+    assert facts["Test loss"] == f"{run.history['test_loss'][-1]:.4g}"
+    assert facts["Largest error"] == f"{run.history['largest_error'][-1]:.4g}"
+    shown = normec("results", "run", cwd=tmp_path).stdout
+    assert f"{run.history['test_loss'][-1]:.3g}" in shown
+    assert "largest error" in shown
+
+
 def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, library: Path) -> None:
     with pytest.raises(UsageError, match="there is no folder"):
         page.write(tmp_path / "nothing")

@@ -109,6 +109,8 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
         "accuracy_mean_over_clients": ">mean over clients",
     }
     numbers = {"lr": ">lr", "loss": ">loss", "grad_norm": ">‖∇f‖", "memory_error": ">memory error"}
+    if not any(row.get("accuracy") is not None for row in rows):
+        numbers |= {"validation_loss": ">validation loss", "test_loss": ">test loss"}
     shown = [key for key in (*numbers, *percents) if any(row.get(key) is not None for row in rows)]
     lines = []
     for row in rows:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.text import Text
 
+SHORT = 12  # the width up to which a column of a table is never cut
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")  # control and format characters, surrogates, line and paragraph separators
 
 
@@ -35,7 +36,13 @@ def show(rows: Sequence[Sequence[str]], columns: Sequence[str] = (), title: str 
     table = Table(title=_text(title) if title else None, show_header=bool(columns))
     for number, name in enumerate(columns, 1):
         head, one_line = _text(name.removeprefix(">")), not (wrapped and number == len(columns))
-        table.add_column(head, justify="right" if name.startswith(">") else "left", no_wrap=one_line)
+        longest = max((len(row[number - 1]) for row in rows if len(row) >= number), default=0)
+        table.add_column(
+            head,
+            justify="right" if name.startswith(">") else "left",
+            no_wrap=one_line,
+            min_width=longest if longest <= SHORT else None,
+        )
     for row in rows:
         table.add_row(*map(_text, row))
     Console(width=None if sys.stdout.isatty() else 160).print(table)

@@ -99,4 +99,6 @@ def describe(row: Row) -> str:
         parts.append(f"ε {shown_epsilon(row['epsilon'])}")
     if row.get("accuracy") is not None:
         parts.append(f"accuracy {100 * row['accuracy']:.1f} %")
+    elif row.get("test_loss") is not None:
+        parts.append(f"test loss {row['test_loss']:.4g}")
     return "  ".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -137,20 +138,28 @@ def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]], list
     """Return the headings and the lines of the printed table, and the settings for which it has no room."""
     from ..experiments.results import STATES
 
-    names = [name for name in rows[0] if name not in (*LOCAL, *STATES) and not _is_metric(name)]
-    always = ("method", *rows[0].get("tuned", "").split(", "))
-    names = [name for name in names if name in always or len({row[name] for row in rows}) > 1]
+    states = ("status", *STATES)
+    columns = list(rows[0])
+    first = next(place for place, name in enumerate(columns) if name in states)  # settings come before states
+    settings, measured = columns[:first], columns[first:]
+    tuned = [name for name in rows[0].get("tuned", "").split(", ") if name]
+    names = [name for name in settings if name in ("method", *tuned) or len({row[name] for row in rows}) > 1]
+    names += [name for name in tuned if name not in names]
     left_out = _left_out(names, rows)
     names = [name for name in names if name not in left_out]
     counts = [name for name in STATES if any(row.get(name) for row in rows)]
     by = rows[0].get("by")
-    wanted = [metric.column for metric in METRICS if metric.usual or metric.column == by]
+    losses = ("test_loss",) if any(row["accuracy"] is None for row in rows) else ()
+    own = [name for name in measured if name not in (*LOCAL, *states, *tuned) and not _is_metric(name, columns)]
+    wanted = [metric.column for metric in METRICS if metric.usual or metric.column in (by, *losses)]
+    costs = wanted.index("epsilon")
+    wanted[costs:costs] = own
     metrics = [name for name in wanted if any(row[name] is not None for row in rows)]
     more = [name for name in ("status", "edge") if any(row.get(name) for row in rows)]
     heads = [
         *names,
         *(">seeds" if name == "finished" else f">{name}" for name in counts),
-        *(f">{BY_COLUMN[name].heading}" for name in metrics),
+        *(f">{BY_COLUMN[name].heading if name in BY_COLUMN else name.replace('_', ' ')}" for name in metrics),
         *more,
     ]
     lines = [
@@ -194,8 +203,9 @@ def notes_on(rows: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _is_metric(name: str) -> bool:
-    return name.removesuffix("_spread") in BY_COLUMN
+def _is_metric(name: str, columns: Sequence[str]) -> bool:
+    """Whether a column is one of normec's metrics, or the spread of any metric."""
+    return name in BY_COLUMN or (name.endswith("_spread") and name.removesuffix("_spread") in columns)
 
 
 def _setting(value: Any) -> str:
@@ -208,7 +218,7 @@ def _measured(row: dict[str, Any], name: str) -> str:
     mean, spread = row[name], row.get(f"{name}_spread")
     if mean is None:
         return ""
-    if BY_COLUMN[name].percent:
+    if name in BY_COLUMN and BY_COLUMN[name].percent:
         return f"{100 * mean:.2f}" + (f" ± {100 * spread:.2f}" if spread is not None else "") + " %"
     if name == "seconds":
         return f"{mean:.1f}"

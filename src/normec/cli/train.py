@@ -154,6 +154,7 @@ def _compare_baselines(result: Result, quiet: bool) -> None:
 
 def show_result(result: Result) -> None:
     """The summary as a table."""
+    from ..report.result_metrics import own_metrics
     from ..report.run_view import SIMULATION, simulated
     from ..storage.history import NOT_COVERED, uncovered
     from .output import number, percent, show
@@ -173,8 +174,10 @@ def show_result(result: Result) -> None:
         ("gradient norm", measured("grad_norm")),
         ("memory error", measured("memory_error")),
         ("test accuracy", percent(final.get("accuracy"))),
+        ("test loss", number(final.get("test_loss"), 4) if final.get("accuracy") is None else ""),
         ("mean over clients", percent(final.get("accuracy_mean_over_clients"))),
         ("best test accuracy", percent(summary["best_accuracy"])),
+        *((name.replace("_", " "), number(value, 4)) for name, value in own_metrics(final).items()),
         ("sent by a client", f"{final.get('bytes', 0) / 1e6:.3g} MB"),
         ("time", f"{summary['timings']['total']:.1f} s, engine {summary['engine']} on {summary['device']}"),
         ("page", str(result.folder / "report.html")),

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
+from ..algorithms.catalogue import is_own
 from ..data.entries import ENTRIES, FILE_PREFIX
 from ..errors import UsageError, at_least, nearest, one_of
 from ..settings.assignments import Scalar
@@ -94,13 +95,14 @@ def read(path: str | Path) -> dict[str, Any]:
 def expand(tables: Mapping[str, Any], *, checked: bool = True) -> Grid:
     """Return the grid that the tables of a grid file define; `checked` as in `load`."""
     shared = {key: value for key, value in tables.items() if key not in OWN}
-    _known(shared, "the shared settings", OWN)
-    common = _lists(tables.get("grid", {}), "grid")
+    own_methods = any(is_own(str(name)) for name in _named_methods(tables))
+    _known(shared, "the shared settings", own_methods, OWN)
+    common = _lists(tables.get("grid", {}), "grid", own_methods)
     if "seeds" in tables:
         if "seed" in shared or "seed" in common:
             raise UsageError("seeds and seed are both given; keep seeds")
         common["seed"] = _seeds(tables["seeds"])
-    cases = list(_cases(tables.get("cases")))
+    cases = list(_cases(tables.get("cases"), own_methods))
     if not common and "cases" not in tables:
         raise UsageError(
             "the grid is empty: give lists of values under [grid], tables [[cases]], or seeds; "
@@ -117,7 +119,17 @@ def expand(tables: Mapping[str, Any], *, checked: bool = True) -> Grid:
     return _tuned(tables, tuple(cells))
 
 
-def _cases(tables: Any) -> Iterator[tuple[dict[str, Scalar], dict[str, list[Scalar]]]]:
+def _named_methods(tables: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield every method that the tables of a grid file name."""
+    cases = tables.get("cases")
+    for table in (tables, *(cases if isinstance(cases, list) else ())):
+        if isinstance(table, Mapping):
+            grid = table.get("grid")
+            listed = grid.get("method") if isinstance(grid, Mapping) else None
+            yield from (table.get("method"), *(listed if isinstance(listed, list) else ()))
+
+
+def _cases(tables: Any, own_methods: bool) -> Iterator[tuple[dict[str, Scalar], dict[str, list[Scalar]]]]:
     """Yield the settings and the grid of each case; without cases, one empty case."""
     if tables is None:
         yield {}, {}
@@ -129,18 +141,18 @@ def _cases(tables: Any) -> Iterator[tuple[dict[str, Scalar], dict[str, list[Scal
     for number, table in enumerate(tables, 1):
         where = f"case {number}"
         case = {key: value for key, value in table.items() if key != "grid"}
-        _known(case, where, ("grid",))
+        _known(case, where, own_methods, ("grid",))
         for key, value in case.items():
             if isinstance(value, list):
                 raise UsageError(f"{key} in {where} is a list; put several values into grid.{key}")
-        yield case, _lists(table["grid"], f"the grid of {where}") if "grid" in table else {}
+        yield case, _lists(table["grid"], f"the grid of {where}", own_methods) if "grid" in table else {}
 
 
-def _lists(table: Any, where: str) -> dict[str, list[Scalar]]:
+def _lists(table: Any, where: str, own_methods: bool) -> dict[str, list[Scalar]]:
     """Check a table of settings, each with a list of values, and return it."""
     if not isinstance(table, dict):
         raise UsageError(f"{where} must be a table of lists, got {table!r}")
-    _known(table, where)
+    _known(table, where, own_methods)
     for key, values in table.items():
         if not isinstance(values, list):
             raise UsageError(
@@ -156,9 +168,10 @@ def _lists(table: Any, where: str) -> dict[str, list[Scalar]]:
     return dict(table)
 
 
-def _known(table: Mapping[str, Any], where: str, more: tuple[str, ...] = ()) -> None:
+def _known(table: Mapping[str, Any], where: str, own_methods: bool, more: tuple[str, ...] = ()) -> None:
+    """Refuse settings that do not exist; those of a method of the user's own are checked with each cell."""
     for key in table:
-        if key not in RunConfig.model_fields:
+        if key not in RunConfig.model_fields and not own_methods:
             guess = nearest(key, (*more, *RunConfig.model_fields))
             raise UsageError(f"there is no setting {key!r} ({where}){guess}; `normec train --settings` lists all")
 

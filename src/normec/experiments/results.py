@@ -17,14 +17,16 @@ from typing import Any
 from ..errors import UsageError, nearest
 from ..privacy.ledger_verification import verified
 from ..report import schema
-from ..report.result_metrics import BY_COLUMN, values_of
+from ..report.result_metrics import BY_COLUMN, own_metrics, values_of
+from ..report.run_view import method_settings
 from ..settings import config
+from ..settings.assignments import format_assignments
 from ..settings.config import IDENTITY, RunConfig
 from ..settings.validation import make
-from ..storage.history import STARTED_BY, UNNOISED, History
+from ..storage.history import STARTED_BY, History
 from ..system.files import read_toml
 from ..training import saved_run
-from . import tuning
+from . import methods, tuning
 from .resolve import Measured, resolved
 
 Row = dict[str, Any]
@@ -32,9 +34,9 @@ Key = tuple[Any, ...]
 
 ALWAYS = ("data", "model", "method")
 METRICS = tuple(BY_COLUMN)
-UNIVERSAL = ("round", "messages", *UNNOISED)  # further columns of all runs; the rest are metrics of the user's own
 STATES = ("finished", "stopped", "diverged", "failed", "unfinished")
 PARTS = ("config.toml", "summary.json", "metrics.jsonl", "checkpoint")  # a folder with any of them is a run
+TAKEN = {*RunConfig.model_fields, *METRICS, *STATES} - {*methods.SETTINGS}  # columns that no method's setting can have
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Record:
     status: str
     summary: Mapping[str, Any]
     paid: float | None = None  # epsilon from the ledger, for a private run that is not finished
+    own: tuple[str, ...] = ()  # settings of a method of the user's own
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def collect(paths: Sequence[Path]) -> Found:
                 continue
             if record.status == "unfinished":
                 notes.append(f"unfinished: {folder}, {record.summary['round']} rounds done")
-            same = _key(record, IDENTITY)
+            same = (record.own, *_key(record, (*IDENTITY, *record.own)))
             other = records.setdefault(same, record)
             if other is not record:
                 kept = max(other, record, key=lambda one: one.status == "finished")
@@ -94,7 +97,17 @@ def of(summary: Mapping[str, Any], folder: Path) -> Record:
     known = {key: summary.get(key) for key in ("clients", "dimension", "rounds")}
     held = summary["config"]
     settings = _settings_of_python(held) if STARTED_BY in held else _settings(held, Measured(**known))
-    return Record(folder, settings, status if status in STATES else "unfinished", summary)
+    return _record(folder, settings, status if status in STATES else "unfinished", summary)
+
+
+def _record(
+    folder: Path, settings: dict[str, Any], status: str, summary: Mapping[str, Any], paid: float | None = None
+) -> Record:
+    """Return a record in which the settings of a method have columns of their own."""
+    found = method_settings(settings)
+    rest = format_assignments({name: found.pop(name) for name in list(found) if name in TAKEN}) or None
+    own = tuple(name for name in found if name not in IDENTITY)
+    return Record(folder, {**settings, **found, "method_settings": rest}, status, summary, paid, own)
 
 
 def _settings(held: Mapping[str, Any], measured: Measured | None = None) -> dict[str, Any]:
@@ -111,13 +124,14 @@ def _settings(held: Mapping[str, Any], measured: Measured | None = None) -> dict
 
 def varied(records: Iterable[Record]) -> list[str]:
     """Return the settings in which runs differ."""
-    return [name for name in config.varied([record.settings for record in records]) if name in IDENTITY]
+    held = list(records)
+    names = _names(held)
+    return [name for name in config.varied([record.settings for record in held]) if name in names]
 
 
 def each(records: Sequence[Record]) -> list[Row]:
     """Return one row per run; metrics that only some runs have are empty in the others."""
-    names, own = _shown(records), [_own_metrics(record) for record in records]
-    columns = dict.fromkeys(name for found in own for name in found)
+    names, columns = _shown(records), _own_columns(records)
     return [
         {
             **dict(zip(names, _key(record, names), strict=True)),
@@ -125,18 +139,19 @@ def each(records: Sequence[Record]) -> list[Row]:
             "round": record.summary.get("round"),
             "rounds": record.summary.get("rounds"),
             **_metrics(record),
-            **{name: found.get(name) for name in columns},
+            **{name: own_metrics(record.summary["final"]).get(name) for name in columns},
             "error": record.summary.get("error"),
             "folder": str(record.folder),
         }
-        for record, found in zip(records, own, strict=True)
+        for record in records
     ]
 
 
 def over_seeds(records: Sequence[Record]) -> list[Row]:
     """Return one row per setting: mean and spread of every metric over the seeds with a result."""
     names = [key for key in _shown(records) if key != "seed"]
-    return [_summary(group, names) for group in _grouped(records, names).values()]
+    own = _own_columns(records)
+    return [_summary(group, names, own) for group in _grouped(records, names).values()]
 
 
 def tuned(records: Sequence[Record], tune: Sequence[str], by: str, on_test: bool = False) -> list[Row]:
@@ -146,17 +161,18 @@ def tuned(records: Sequence[Record], tune: Sequence[str], by: str, on_test: bool
     the smallest or the largest one; the optimum may lie beyond it.
     """
     tuning.check(by, on_test)
+    known = [name for name in (*RunConfig.model_fields, *_names(records)) if name != "seed"]
     for name in tune:
-        if name not in RunConfig.model_fields or name == "seed":
-            raise UsageError(f"there is no setting {name!r} to tune{nearest(name, RunConfig.model_fields)}")
+        if name not in known:
+            raise UsageError(f"there is no setting {name!r} to tune{nearest(name, known)}")
     names = [key for key in _shown(records) if key != "seed"]
     cells = _grouped(records, [key for key in names if key not in tune])
-    rows = []
+    own, rows = _own_columns(records), []
     for cell in cells.values():
         candidates = _grouped(cell, tune)
         chosen = _best(candidates, by)
         kept = candidates[chosen] if chosen is not None else cell
-        row = _summary(kept, names)
+        row = _summary(kept, names, own)
         row |= dict(zip(tune, chosen or (None,) * len(tune), strict=True))
         row |= {
             "tuned": ", ".join(tune),
@@ -195,12 +211,15 @@ def _edges(candidates: Iterable[Key], chosen: Key | None, tune: Sequence[str]) -
             yield name
 
 
-def _summary(group: Sequence[Record], names: Sequence[str]) -> Row:
+def _summary(group: Sequence[Record], names: Sequence[str], own: Sequence[str] = ()) -> Row:
+    """Return a row: settings, how many runs are in which state, and every metric, with those of the user's own."""
     row: Row = dict(zip(names, _key(group[0], names), strict=True))
     row |= {state: sum(record.status == state for record in group) for state in STATES}
-    finished = [_metrics(record) for record in group if record.status in tuning.RESULTS]
-    for name in METRICS:
-        values = [metrics[name] for metrics in finished if metrics[name] is not None]
+    finished = [
+        _metrics(record) | own_metrics(record.summary["final"]) for record in group if record.status in tuning.RESULTS
+    ]
+    for name in (*METRICS, *own):
+        values = [metrics[name] for metrics in finished if metrics.get(name) is not None]
         middle = max if name == "epsilon" else statistics.fmean  # the guarantee is the worst one
         row[name] = middle(values) if values else None
         row[f"{name}_spread"] = statistics.stdev(values) if len(values) > 1 else None
@@ -212,10 +231,8 @@ def _metrics(record: Record) -> Row:
     return found | {"epsilon": record.paid} if record.paid is not None else found
 
 
-def _own_metrics(record: Record) -> Row:
-    """Return the last values of metrics of the user's own."""
-    final = record.summary["final"]
-    return {name: value for name, value in final.items() if name not in (*METRICS, *UNIVERSAL)}
+def _own_columns(records: Iterable[Record]) -> list[str]:
+    return list(dict.fromkeys(name for record in records for name in own_metrics(record.summary["final"])))
 
 
 def _grouped(records: Iterable[Record], names: Sequence[str]) -> dict[Key, list[Record]]:
@@ -233,7 +250,12 @@ def _key(record: Record, names: Iterable[str]) -> Key:
 
 def _shown(records: Sequence[Record]) -> list[str]:
     differ = varied(records)
-    return [key for key in IDENTITY if key in ALWAYS or key in differ or key == "seed"]
+    return [key for key in _names(records) if key in ALWAYS or key in differ or key == "seed"]
+
+
+def _names(records: Iterable[Record]) -> list[str]:
+    """Return the settings that tell runs apart, those of the users' own methods last."""
+    return list(dict.fromkeys([*IDENTITY, *(name for record in records for name in record.own)]))
 
 
 def _folders(path: Path) -> Iterator[Path]:
@@ -267,13 +289,15 @@ def _read(folder: Path) -> Record:
     if not schema.ROW(last):
         raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
     summary = {"round": last.get("round", 0), "final": last}
-    return Record(folder, settings, "unfinished", summary, _paid(folder, {**summary, "config": held}))
+    return _record(folder, settings, "unfinished", summary, _paid(folder, {**summary, "config": held}))
 
 
 def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run that was started from Python; lists and tables become text."""
+    """Return the settings of a run that was started from Python; lists and tables but the method's become text."""
     plain = {
-        name: value if schema.scalar(value) else json.dumps(value, default=str, sort_keys=True)
+        name: value
+        if schema.scalar(value) or name == "method_settings"
+        else json.dumps(value, default=str, sort_keys=True)
         for name, value in held.items()
     }
     return {**dict.fromkeys(IDENTITY), **plain}

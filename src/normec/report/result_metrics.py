@@ -83,6 +83,7 @@ METRICS = (
 BY_COLUMN: Mapping[str, Metric] = {metric.column: metric for metric in METRICS}
 # As pages show them: accuracies come first, and of these the ones on test data.
 IN_ORDER = sorted(METRICS, key=lambda metric: (not metric.percent, metric.percent and not metric.on_test))
+_UNIVERSAL = ("round", "messages", *UNNOISED)  # further columns of all runs
 
 
 def values_of(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,3 +96,8 @@ def values_of(summary: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": (summary.get("timings") or {}).get("total"),
     }
     return {name: held.get(name) for name in BY_COLUMN}
+
+
+def own_metrics(final: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of the user's own in a row of the history, and those of test sets by name."""
+    return {name: value for name, value in final.items() if name not in BY_COLUMN and name not in _UNIVERSAL}

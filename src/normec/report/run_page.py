@@ -18,7 +18,8 @@ from .html import Html, e, join, table
 from .run_view import STATUS, RunView
 
 NOT_SHOWN = ("data_dir", "checkpoint_seconds")
-RESULTS = ("accuracy", "validation_accuracy", "grad_norm", "loss")  # what the first sentence tells, by preference
+# What the first sentence tells, by preference.
+RESULTS = ("accuracy", "validation_accuracy", "test_loss", "grad_norm", "loss")
 # Settings besides the method's own that are shown at the top of the page where they are used.
 TUNED = (
     *("lr_schedule", "server_optimizer", "averaging", "warmup", "batch_size", "batch_rate", "sample_rate"),
@@ -110,6 +111,7 @@ def _reached(final: dict[str, Any], uncovered: Sequence[str]) -> str:
     texts = {
         "accuracy": f"{formatting.percent(final.get('accuracy'))} test accuracy",
         "validation_accuracy": f"{formatting.percent(final.get('validation_accuracy'))} validation accuracy",
+        "test_loss": f"a test loss of {formatting.number(final.get('test_loss'))}",
         "grad_norm": f"a gradient norm of {formatting.number(final.get('grad_norm'))}",
         "loss": f"a training loss of {formatting.number(final.get('loss'))}",
     }
@@ -159,9 +161,12 @@ def card_facts(view: RunView) -> list[tuple[str, str, str]]:
     total = (summary.get("timings") or {}).get("total") if view.status != "training" else None
     budget = f"of {formatting.number(view.budget)}" if view.budget is not None else "reported, no target"
     of = f"of {formatting.number(view.rounds)}" if view.rounds else ""
+    test_loss = final.get("test_loss") if best is None else None  # beside an accuracy, its curve is enough
     return [
         ("Test accuracy", formatting.percent(final.get("accuracy")), f"best {formatting.percent(best)} in round {at}"),
         ("Test accuracy, mean over clients", formatting.percent(final.get("accuracy_mean_over_clients")), ""),
+        ("Test loss", formatting.number(test_loss), ""),
+        *((chart.title, _own_value(final, chart), "") for chart in charts.own_metrics([view.history])),
         ("Training loss", formatting.number(final.get("loss")), NOT_COVERED if view.private else ""),
         ("Gradient norm", formatting.number(final.get("grad_norm"), 3), NOT_COVERED if view.private else ""),
         (
@@ -173,6 +178,12 @@ def card_facts(view: RunView) -> list[tuple[str, str, str]]:
         ("Sent by a client", formatting.size(final.get("bytes")), ""),
         ("Time", formatting.seconds(total), str(summary.get("device", ""))),
     ]
+
+
+def _own_value(final: dict[str, Any], chart: charts.Chart) -> str:
+    """The last value of a metric of the user's own."""
+    value = final.get(next(iter(chart.columns)))
+    return formatting.percent(value) if chart.percent else formatting.number(value)
 
 
 def _cards(view: RunView) -> Html:

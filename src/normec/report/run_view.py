@@ -56,7 +56,7 @@ class RunView:
     settings: dict[str, Any] = field(default_factory=dict)
     tags: list[str] = field(default_factory=list)
     toml: str = ""
-    own_names: tuple[str, ...] = ()  # of the settings in the table of the method, if config.toml has one
+    own_names: tuple[str, ...] = ()  # of the settings in `method_settings`, if config.toml has them
     history: History = field(default_factory=History)
     identity: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
@@ -81,12 +81,6 @@ class RunView:
     @property
     def method_settings(self) -> dict[str, Any]:
         """The settings of the method itself, such as alpha and beta."""
-        written = self.settings.get("method_settings")
-        if isinstance(written, str):  # a method of the user's own that the command line ran
-            from ..settings.assignments import parse_assignments  # it needs pydantic, which other pages do without
-
-            with suppress(UsageError):
-                return dict(parse_assignments(written))
         names = self.own_names or (CATALOGUE[self.method].settings if self.method in CATALOGUE else ())
         return {name: self.settings[name] for name in names if self.settings.get(name) is not None}
 
@@ -363,19 +357,32 @@ def _json(view: RunView, name: str) -> dict[str, Any]:
     return held
 
 
+def method_settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the `method_settings` of a run's record as one table; empty if there are none, or if they are damaged.
+
+    The command line writes them as text, and Python as a table, in which the settings of an operator are a table too.
+    """
+    held = record.get("method_settings")
+    if isinstance(held, str):
+        from ..settings.assignments import parse_assignments  # it needs pydantic, which other pages do without
+
+        with suppress(UsageError):
+            return dict(parse_assignments(held))
+    found: dict[str, Any] = {}
+    for name, value in held.items() if isinstance(held, dict) else ():
+        found |= value if isinstance(value, dict) and name in value else {name: value}
+    return found
+
+
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings with those of the method among them; other lists and tables as text."""
-    own = settings.get("method_settings")
-    rest = settings
-    if isinstance(own, dict):
-        rest = {**own, **{name: value for name, value in settings.items() if name != "method_settings"}}
+    rest = {**method_settings(settings), **{name: settings[name] for name in settings if name != "method_settings"}}
     nested = {name: json.dumps(value, default=str) for name, value in rest.items() if isinstance(value, list | dict)}
     return {**rest, **nested}
 
 
 def _own_names(settings: dict[str, Any]) -> tuple[str, ...]:
-    own = settings.get("method_settings")
-    return tuple(own) if isinstance(own, dict) else ()
+    return tuple(method_settings(settings))
 
 
 def _within(view: RunView, error: UsageError) -> str:

@@ -13,12 +13,13 @@ from ..storage.history import NOT_COVERED
 from . import charts, formatting, guarantee
 from .document import Section, copyable, document, notes_of, pill, tag_mark
 from .html import Html, e, join, table
-from .result_metrics import IN_ORDER, Metric
+from .result_metrics import BY_COLUMN, IN_ORDER, Metric
 from .run_page import axis_choice, references_of, shown
 from .run_view import RunView
 
 BETTER = (
     ("accuracy", "highest test accuracy", max),
+    ("test_loss", "smallest test loss", min),
     ("grad_norm", "smallest gradient norm", min),
     ("loss", "smallest training loss", min),
 )
@@ -108,7 +109,12 @@ def uncovered_of(views: Iterable[RunView]) -> list[str]:
 def results(views: dict[str, RunView], links: dict[str, str]) -> Html:
     """The results of the runs; their settings, of which there may be many, come last."""
     rows, tuned = [], _tuned(views.values())
-    known = [metric for metric in MEASURED if any(view.final.get(metric.column) is not None for view in views.values())]
+    losses = [BY_COLUMN["test_loss"]] if any(view.final.get("accuracy") is None for view in views.values()) else []
+    known = [
+        metric
+        for metric in (*losses, *MEASURED)
+        if any(view.final.get(metric.column) is not None for view in views.values())
+    ]
     for name, view in views.items():
         final, good = view.final, _whole(view)
         rows.append(
