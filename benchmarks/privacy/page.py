@@ -123,8 +123,9 @@ MINE = Study(
 
 The command prints a table like those below and keeps the records in `my-results/records/`; `my_study.py:MINE/iid` runs
 one split of it. A range is two bounds, a list of choices, or a role that other methods share (`ROLES` in
-contenders.py). The number of rounds is tuned as well, with the choices of `TuningBudget(..., rounds=(100, 200))`. To
-add the method to this page, make it an entry of `CONTENDERS`, and a study one of `STUDIES`.
+contenders.py); `fixed=` of a contender holds settings that are not tuned, such as the server's optimizer. The number
+of rounds is tuned as well, with the choices of `TuningBudget(..., rounds=(100, 200))`. To add the method to this page,
+make it an entry of `CONTENDERS`, and a study one of `STUDIES`.
 """
 
 

@@ -55,15 +55,23 @@ class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mista
         round: The round of the release.
         epsilon: The ε that the release would lead to.
         budget: The ε that must not be exceeded.
+        releases: How many releases were paid for before. More than one per round are named in the message: they are
+            repeated rounds, or those of an earlier training with the same ledger.
 
     Example:
         >>> print(BudgetSpent(12, 8.13, 8.0))
         round 12 would bring epsilon to 8.13, above the budget of 8; training stops here
     """
 
-    def __init__(self, round: int, epsilon: float, budget: float) -> None:
+    def __init__(self, round: int, epsilon: float, budget: float, releases: int = 0) -> None:
+        before = (
+            f"; the account already holds {releases} releases, of an earlier training or of repeated rounds"
+            if releases > round
+            else ""
+        )
         super().__init__(
-            f"round {round} would bring epsilon to {epsilon:.6g}, above the budget of {budget:g}; training stops here"
+            f"round {round} would bring epsilon to {epsilon:.6g}, above the budget of {budget:g}{before}; "
+            "training stops here"
         )
         self.round, self.epsilon, self.budget = round, epsilon, budget
 

@@ -207,6 +207,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
         (('missing = "refuse"', 'missing = "mean"'), "unknown missing 'mean'"),
         (('target = "ill"', 'goal = "ill"'), "no entry 'goal'"),
         (("[inputs]", "[columns]"), "no entry 'columns'"),
+        (('classes = ["no", ["mild", "bad"]]\n', ""), "there are no classes; list the values of the target"),
     ],
 )
 def test_mistakes_in_a_schema(tmp_path: Path, change: tuple[str, str], message: str) -> None:

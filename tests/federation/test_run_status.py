@@ -16,6 +16,7 @@ from normec.cli.app import run
 from normec.federation.flower.roster import name_of
 from normec.federation.flower.superlink_database import presence
 from normec.federation.protocol.coordinator import Coordinator
+from normec.federation.protocol.journal import JOURNAL, read_journal
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.run_status import run_status
@@ -76,7 +77,11 @@ def test_each_party_by_what_the_server_knows(tmp_path: Path, capsys: pytest.Capt
     table = json.loads(capsys.readouterr().out)
     assert [party["accepted"] for party in table["parties"]] == [3, 1, 0]
     assert run(["federation", "status", str(tmp_path / "server")]) == 0
-    assert "round 3" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "round 3" in shown
+    last = read_journal(tmp_path / "server" / JOURNAL)[-1]
+    assert (last["event"], last["parties"]) == ("away", ["b", "c"])
+    assert shown.splitlines()[-1].startswith(f"last event: away, round {last['round']}, parties b and c, at 2")
     server.close()
 
 

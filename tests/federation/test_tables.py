@@ -18,7 +18,7 @@ from normec.data import load_schema, read_table
 from normec.experiments.build import PRIVATE_SETTINGS
 from normec.federation.flower.new_terms import new_terms
 from normec.federation.flower.records import from_records, to_records
-from normec.federation.flower.scaffold import write_app
+from normec.federation.flower.scaffold import keep_schema, write_app
 from normec.federation.flower.settings import RECORDED
 from normec.federation.flower.supernode import load_client, load_task, read_private_key
 from normec.federation.local import inputs
@@ -26,6 +26,7 @@ from normec.federation.local.federation import Federation, LocalOptions, run
 from normec.federation.protocol.journal import read_journal
 from normec.settings.config import FEDERATED
 from normec.settings.validation import to_toml
+from normec.storage import run_folder
 from normec.training.saved_run import Result
 
 from .hostile import HostileServer, zeros
@@ -108,6 +109,16 @@ def test_the_server_tests_with_a_public_table(app: Path, tmp_path: Path, monkeyp
     found = task.test()
     assert found is not None
     assert torch.equal(found[0][0], read_table(table, load_schema(app / "table.toml")).inputs[0])
+
+
+def test_a_run_keeps_the_schema_of_its_app(app: Path, tmp_path: Path) -> None:
+    for folder in ("run", "other"):
+        (tmp_path / folder).mkdir()
+    keep_schema(app, tmp_path / "run")
+    assert load_schema(tmp_path / "run" / run_folder.SCHEMA) == load_schema(app / "table.toml")
+    write_app(tmp_path / "plain")
+    keep_schema(tmp_path / "plain", tmp_path / "other")
+    assert not list((tmp_path / "other").iterdir())
 
 
 def test_an_app_without_a_schema_takes_no_table(tmp_path: Path) -> None:

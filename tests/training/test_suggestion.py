@@ -253,3 +253,10 @@ def test_an_argument_that_is_no_method_and_a_method_of_ones_own_are_refused() ->
         suggest(FACTS, Privacy(epsilon=8))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"no rule is known for a method of your own, my\.py:Mine"):
         suggest(FACTS, "my.py:Mine", privacy=Privacy(epsilon=8))
+
+
+def test_settings_can_be_changed_before_they_are_used() -> None:
+    found = suggest(PublicFacts(clients=100, dimension=650), privacy=Privacy(epsilon=8, trust="secure-sum"))
+    found.settings["rounds"] = 7
+    assert found.settings["rounds"] == 7
+    assert found.values["rounds"] == 200

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,7 +88,7 @@ def status(
 def _status_of_run(folder: Path, database: Path | None, as_json: bool) -> int:
     from ..federation.protocol.run_status import run_status
     from ..privacy.display import shown_epsilon
-    from .output import show
+    from .output import printable, show
 
     found, online = run_status(folder), {}
     if database is not None:
@@ -116,8 +117,17 @@ def _status_of_run(folder: Path, database: Path | None, as_json: bool) -> int:
     columns = ("party", "now", "last seen", ">messages", ">rounds behind", ">ε in this run", "events")
     show(rows, columns, title=f"{found.name}: {found.status}, round {found.round}{rounds}{spent}")
     if found.last_event is not None:
-        print(f"last event: {json.dumps(found.last_event)}")
+        print(printable(f"last event: {_in_words(found.last_event)}"))
     return 0
+
+
+def _in_words(event: Mapping[str, Any]) -> str:
+    """A line of the journal as text: ``away, round 3, parties a and b, at 2026-05-04 03:02:01 UTC``."""
+    parts = [str(event.get("event"))]
+    for name, value in event.items():
+        if name not in ("event", "time"):
+            parts.append(f"{name} {' and '.join(map(str, value)) if isinstance(value, list) else value}")
+    return ", ".join([*parts, *([f"at {_when(event['time'])}"] if "time" in event else [])])
 
 
 def _when(seconds: float | None) -> str:

@@ -58,7 +58,7 @@ def affordable(account: Account, event: Event, privacy: Privacy, horizon: int, r
     if epsilon > privacy.budget:
         epsilon = after.epsilon()
         if epsilon > privacy.budget:
-            raise BudgetSpent(round, epsilon, privacy.budget)
+            raise BudgetSpent(round, epsilon, privacy.budget, account.releases)
     return after, epsilon
 
 

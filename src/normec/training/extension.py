@@ -135,7 +135,8 @@ def refuse_hidden_growth(extension: Extension, mechanism: Mechanism, folder: Pat
     raise UsageError(
         f"{folder} holds a run of {extension.rounds} rounds with sigma = {mechanism.sigma:.4g}; "
         f"{mechanism.setting.rounds} rounds with this noise amount to epsilon = {needed:g}, above {target:g}; "
-        f"to accept that, ask for epsilon = {needed:g}, or start a new run in another folder"
+        f"to accept that, ask for epsilon = {needed:g}, or start a new run in another folder, "
+        "whose epsilon adds to this one's"
     )
 
 

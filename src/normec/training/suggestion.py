@@ -49,6 +49,7 @@ import dataclasses
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from ..algorithms.catalogue import CATALOGUE, METHODS, Entry, is_own
@@ -188,9 +189,9 @@ class Suggestion:
         """The suggested settings under their names on the command line."""
         return {one.name: one.value for one in self.chosen}
 
-    @property
+    @cached_property
     def settings(self) -> dict[str, Any]:
-        """The arguments for `train`: `train(problem, **suggestion.settings)`."""
+        """The arguments for `train`: `train(problem, **suggestion.settings)`; entries can be changed before."""
         entry, values = CATALOGUE[self.method], self.values
         own = {name: values.get(name, usual) for name, usual in entry.defaults(self.privacy is not None).items()}
         return {

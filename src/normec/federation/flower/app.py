@@ -44,7 +44,7 @@ from .mailbox import Mailbox
 from .presence import Timeouts
 from .records import from_records, to_records
 from .roster import SILENCE, gather
-from .scaffold import schema_of
+from .scaffold import keep_schema, schema_of
 from .server_loop import run_rounds
 from .settings import Settings, located
 from .signed_terms import agreed_by_all
@@ -172,6 +172,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         else:
             run = Coordinator(built, x0, roster.names, plan, **given)
         write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
+        keep_schema(folder_of(task), out)
         try:
             if isinstance(run, SumCoordinator):
                 run_sums(run, mailbox, roster, timeouts, _say)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from ...data.table import TableSchema, load_schema
 from ...errors import UsageError
+from ...storage import run_folder
+from ...system.files import write_atomic
 
 TEMPLATE = Path(__file__).with_name("template")
 SCHEMA = "table.toml"  # in the folder of an app: the description of the parties' tables
@@ -52,6 +54,12 @@ def schema_of(app: Path) -> TableSchema:
     if not (app / SCHEMA).exists():
         raise UsageError(f"{app} has no {SCHEMA}, which describes the columns of a table; leave out the party's data")
     return load_schema(app / SCHEMA)
+
+
+def keep_schema(app: Path, out: Path) -> None:
+    """Copy the description of the parties' tables, if an app has one, to the folder of a run, for `normec predict`."""
+    if (app / SCHEMA).exists():
+        write_atomic(out / run_folder.SCHEMA, (app / SCHEMA).read_bytes())
 
 
 def needs_tables(app: Path) -> bool:
