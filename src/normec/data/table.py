@@ -191,7 +191,7 @@ def load_schema(path: str | Path) -> TableSchema:
     for name in given:
         if name not in known:
             raise UsageError(f"{path}: there is no entry {name!r}{nearest(name, known)}; use {', '.join(known)}")
-    if "target" in given and "classes" not in given:
+    if isinstance(given.get("target"), str) and "classes" not in given:
         raise UsageError(
             f'{path}: there are no classes; list the values of the target, as in classes = ["no", "yes"]. A table '
             "has a target of classes; a target that is a number needs data of your own, --data FILE.py:NAME"
