@@ -237,7 +237,7 @@ def test_a_table_is_a_data_set(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="target and schema are for files"):
         load("digits", target="age")
     with pytest.raises(UsageError, match="scaling is a choice of heart-disease"):
-        load(str(path), scaling="public")
+        load(str(path), scaling="public", target="ill")
 
 
 def test_without_a_schema_numbers_are_used_as_they_are(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
-from ..data.entries import ENTRIES, FILE_PREFIX
+from ..data.dataset import check_name
 from ..errors import UsageError, at_least, nearest, one_of
 from ..settings.assignments import Scalar
 from ..settings.config import NOT_IDENTITY, RunConfig
@@ -209,8 +209,8 @@ def check(config: RunConfig) -> None:
     """Refuse settings that are wrong, as far as this is known before data are read."""
     if not in_a_file(config.model):
         one_of(models.MODELS, model=config.model)
-    if not config.data.startswith(FILE_PREFIX) and not in_a_file(config.data):
-        one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=config.data)
+    if not in_a_file(config.data):
+        check_name(config.data)
     method = methods.build(config, dim=1 if config.k is None else config.k)
     build.training(config.model_copy(update={"device": "cpu"}))  # the device of the cell may be on another machine
     if config.private and not math.isfinite(method.bound):
