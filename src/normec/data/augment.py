@@ -1,9 +1,9 @@
 """Transforms and augmentations of image batches, as pure functions of tensors.
 
 An augmentation draws no random numbers itself: the training loop, which owns the seeds, passes uniforms to it, and a
-resumed run sees the same crops. `draws` is the number of uniforms per image. There is
-no Python loop over images and no synchronisation with the device, so the same call works on a CPU, on a GPU,
-under ``torch.vmap`` and inside a CUDA graph. Leading dimensions are free: [B, C, H, W] or [clients, B, C, H, W].
+resumed run sees the same crops. `draws` is the number of uniforms per image. There is no Python loop over images and no
+synchronisation with the device, so that the same call works on a CPU, on a GPU, under ``torch.vmap`` and inside a CUDA
+graph. Leading dimensions are free: [B, C, H, W] or [clients, B, C, H, W].
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Augment(Protocol):
 class CropFlip:
     """Random crop after zero padding, then a horizontal flip with probability ½.
 
-    The usual CIFAR augmentation. The zeros are black pixels: the crop comes before `Normalize`.
-    Of an image's uniforms the first two choose the crop's top and left among 0 … 2·padding; the third flips if < ½.
+    This is the usual augmentation of CIFAR. The zeros are black pixels, because the crop comes before `Normalize`. The
+    first two uniforms of an image choose the crop's top and left among 0 … 2·padding; the third flips it if it is < ½.
 
     Args:
         padding: The number of zero pixels on each side.
@@ -94,7 +94,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Normalize:
-    """(x/255 − mean)/std a channel for uint8 images, as float32; (x − mean)/std for floats already in 0 … 1.
+    """Scale images channel by channel: (x/255 − mean)/std for uint8, as float32; (x − mean)/std for floats in 0 … 1.
 
     Args:
         mean: The mean of each channel.
@@ -113,7 +113,7 @@ class Normalize:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean:
-            raise UsageError(f"mean and std need one value a channel, got {len(self.mean)} and {len(self.std)}")
+            raise UsageError(f"mean and std need one value per channel, got {len(self.mean)} and {len(self.std)}")
         for value in self.std:
             positive(std=value)
 

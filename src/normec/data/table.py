@@ -211,18 +211,16 @@ def load_schema(path: str | Path) -> TableSchema:
 
 def _column(name: str, facts: Any) -> InputColumn:
     entries = set(facts) if isinstance(facts, dict) else set()
-    if entries == {"low", "high"} and all(type(facts[end]) in (int, float) for end in entries):
-        number, what = (float(facts["low"]), float(facts["high"])), None
-    elif entries == {"categories"} and isinstance(facts["categories"], list):
-        number, what = None, tuple(map(_word, facts["categories"]))
-    else:
-        raise UsageError(
-            f"input {name!r} needs {{low = …, high = …}}, a public range, or {{categories = […]}}, got {facts!r}"
-        )
     try:
-        return NumberColumn(*number) if number is not None else CategoryColumn(what or ())
+        if entries == {"low", "high"} and all(type(facts[end]) in (int, float) for end in entries):
+            return NumberColumn(float(facts["low"]), float(facts["high"]))
+        if entries == {"categories"} and isinstance(facts["categories"], list):
+            return CategoryColumn(tuple(map(_word, facts["categories"])))
     except UsageError as error:
         raise UsageError(f"input {name!r}: {error}") from None
+    raise UsageError(
+        f"input {name!r} needs {{low = …, high = …}}, a public range, or {{categories = […]}}, got {facts!r}"
+    )
 
 
 def _word(value: Any) -> str:
