@@ -15,7 +15,7 @@ import pytest
 from normec.errors import UsageError
 from normec.experiments import export, grid, results, runs, tuning
 from normec.settings import make
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 
 GRID = {"grid": {"tau": [0.1, 0.2]}, "by": "loss"}
 
