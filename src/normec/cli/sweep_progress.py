@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Running:
-    """A running cell."""
+    """A running cell.
+
+    Attributes:
+        started: When the cell was started.
+        first: The round with which it began; None before its first report of a round.
+        began: When that report came.
+        round: The rounds that are done.
+        rounds: The rounds in all, once they are known.
+        row: The newest values of the history.
+    """
 
     started: float
     first: int | None = None

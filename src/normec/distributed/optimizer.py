@@ -66,8 +66,8 @@ class ClientOptimizer(Optimizer):
             do without: the account is then part of `state_dict`.
         witness: A file on rank 0, in another folder than the ledger, that also counts its lines. A ledger that was
             restored to an older state is then refused.
-        seed: Of random operators (0 by default) and of seeded noise. Without one, seeded noise comes from a fresh
-            secret. With one, a training of the same start and settings has the same noise: give one to repeat a
+        seed: The seed of random operators (default: 0) and of seeded noise. Without one, seeded noise comes from a
+            fresh secret. With one, a training of the same start and settings has the same noise: give one to repeat a
             simulation, not to compare trainings on other data.
         server_optimizer: How the server moves the parameters along the direction, as in `normec.train`. All parameter
             groups then need the same lr. An optimizer sees all parameters as one flat vector.
@@ -260,8 +260,8 @@ class ClientOptimizer(Optimizer):
             self._flat.move(direction, self.param_groups)
             return
         x, tables = self._flat.values(), self._optimizer_tables
-        variance = sum(weight**2 for weight in self._relative) if self._relative else self.n
-        self._optimizer_tables = self._optimizer.step(x, direction, tables, self._step_sizes()[0], variance)
+        of_messages = sum(weight**2 for weight in self._relative) if self._relative else self.n
+        self._optimizer_tables = self._optimizer.step(x, direction, tables, self._step_sizes()[0], of_messages)
         self._flat.set(x)
 
     def _messages(self) -> tuple[Tensor, Tables, list[str]]:

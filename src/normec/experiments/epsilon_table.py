@@ -1,4 +1,4 @@
-"""Tables of ε over rounds for several observers; the guarantee of a noise depends on who is trusted."""
+"""Tables of ε over rounds for several observers: what the same noise guarantees depends on who is trusted."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ class EpsilonTable:
 def build(
     sigma: float, rounds: int, delta: float, clients: int, sampling_rate: float | None = None, bound: float = 1.0
 ) -> EpsilonTable:
+    """Return ε for up to ten numbers of rounds.
+
+    Args:
+        sigma: The noise of a client, per coordinate of its message.
+        rounds: The largest number of rounds.
+        delta: δ.
+        clients: The number of clients.
+        sampling_rate: The rate of secret sampling; None leaves out its column.
+        bound: The largest norm of a message.
+    """
     at_least(1, releases=rounds)
     counts = sorted({max(1, round(value)) for value in np.geomspace(1, rounds, 10)})
     cases: dict[str, tuple[dict[str, Any], Sampling]] = {}
@@ -46,6 +56,7 @@ def build(
 
 
 def draw(table: EpsilonTable, path: Path) -> None:
+    """Draw the table as curves, one for each observer."""
     from ..report import pictures
 
     pictures.lines(

@@ -1,4 +1,4 @@
-"""Models by name, each with the loss it is trained with."""
+"""Models by name, each with the loss that it is trained with."""
 
 from __future__ import annotations
 
