@@ -59,7 +59,7 @@ class Averaging:
         """The average with the values that are used in a run of so many rounds."""
         start = self.start if self.start is not None else rounds // 2 if self.kind == "polyak" else 0
         if start > rounds:
-            raise UsageError(f"the average must start in one of the {rounds} rounds, got {start}")
+            raise UsageError(f"averaging_start must be at most the number of rounds, {rounds}, got {start}")
         decay = self.decay if self.decay is not None or self.kind == "polyak" else USUAL_DECAY
         return dataclasses.replace(self, decay=decay, start=max(start, warmup))
 

@@ -189,7 +189,10 @@ class ServerOptimizer:
         except UsageError:
             raise
         except Exception as error:  # whatever an optimizer of any kind says to a vector and a direction
-            raise UsageError(f"{said} cannot step along a direction: {type(error).__name__}: {error}") from None
+            raise UsageError(
+                f"{said} cannot step along a direction: {type(error).__name__}: {error}; "
+                "correct its settings, or choose another optimizer"
+            ) from None
         if not torch.equal(x, y):
             raise UsageError(
                 f"{said} does not repeat its steps from a saved state: it draws at random or keeps something outside "

@@ -230,9 +230,11 @@ def _literal(word: str) -> Any:
 
 
 def _release(clients: int | None, releases: int, bound: float, groups: int, **statement: Any) -> Release:
-    from ..errors import UsageError
+    from ..errors import UsageError, at_least, positive
     from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
+    at_least(1, releases=releases, groups=groups, clients=1 if clients is None else clients)
+    positive(bound=bound)
     privacy = Privacy(**statement)
     if clients is None:
         if privacy.trust != "local":

@@ -53,6 +53,8 @@ def problem(config: RunConfig) -> Problem:
         if inputs.ndim != 2 or not 0 <= config.column < inputs.shape[1]:
             raise UsageError(f"column must name one of the {inputs[0].numel()} inputs, got {config.column}")
         groups = torch.unique(inputs[:, config.column], return_inverse=True)[1]  # one client per distinct value
+    elif config.split == "column" and groups is None:
+        raise UsageError("split = 'column' needs the input whose values define the clients; add --set column=NUMBER")
     parts = data.split(
         targets[kept],
         clients,

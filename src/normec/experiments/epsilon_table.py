@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import at_least
+from ..errors import at_least, fraction
 from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
 
@@ -36,6 +36,8 @@ def build(
         bound: The largest norm of a message.
     """
     at_least(1, releases=rounds)
+    if sampling_rate is not None:
+        fraction(sampling_rate=sampling_rate)
     counts = sorted({max(1, round(value)) for value in np.geomspace(1, rounds, 10)})
     cases: dict[str, tuple[dict[str, Any], Sampling]] = {}
     for trust in ("local", "secure-sum"):

@@ -88,7 +88,7 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         return read_toml(Path(path))
     except FileNotFoundError:
-        raise UsageError(f"there is no grid file {path}") from None
+        raise UsageError(f"there is no grid file {path}; give the path of a TOML file") from None
 
 
 def expand(tables: Mapping[str, Any], *, checked: bool = True) -> Grid:

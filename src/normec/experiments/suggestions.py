@@ -16,7 +16,7 @@ from . import build, methods
 
 # Settings that a suggestion chooses, or that its rule does not cover.
 NOT_GIVEN = (
-    *(*methods.SETTINGS, "method_settings", *methods.LOCAL),
+    *(*methods.OF_METHODS, *methods.LOCAL),
     *("lr", "epochs", "batch_size", "batch_rate", "sample_rate", "sample_count", "server_optimizer", "warmup"),
     *("groups", "noise_bands"),
 )
