@@ -73,7 +73,7 @@ class ClientOptimizer(Optimizer):
             groups then need the same lr. An optimizer sees all parameters as one flat vector.
 
     Raises:
-        UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
+        UsageError: The ranks do not agree, the method corrects local steps, or no rule covers what `privacy` asks for.
 
     Example:
         >>> from normec import GD
@@ -124,6 +124,11 @@ class ClientOptimizer(Optimizer):
         # A user's own functions may mix the clients that they see together, for some values only.
         one_by_one = privacy is not None and not works_by_rows(method)
         self._steps = Steps(method, self._flat.values(), one_by_one)
+        if self._steps.corrects:
+            raise UsageError(
+                f"{method.name} corrects every local step of a client, and an optimizer sees one gradient per round; "
+                "use normec.train with local=LocalSteps(…)"
+            )
         self._states = {
             name: rows_like(start, clients).clone() for name, start in self._steps.initial_client_state.items()
         }
