@@ -318,4 +318,7 @@ def _plain(owner: str, name: str, value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         return [_plain(owner, name, one) for one in value]
-    raise UsageError(f"the setting {name} of {owner} is a {type(value).__name__}, which no file can hold")
+    raise UsageError(
+        f"the setting {name} of {owner} is a {type(value).__name__}, which cannot be written to a file; give a plain "
+        "number or text"
+    )

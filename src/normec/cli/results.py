@@ -199,7 +199,9 @@ def _is_metric(name: str) -> bool:
 
 
 def _setting(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    from ..settings.declaration import text_of
+
+    return "" if value is None else text_of(value)
 
 
 def _measured(row: dict[str, Any], name: str) -> str:
