@@ -216,7 +216,7 @@ def test_what_requests_have_in_common_is_sent_to_the_superlink_once(superlink: S
 
 def test_the_server_receives_answers_together(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call waits for the other answers, but not for ever."""
-    monkeypatch.setattr(channel, "LINGER", 20.0)  # longer than any call
+    monkeypatch.setattr(channel, "LINGER", channel.HOLD)  # as long as a call is held
     server, parties = superlink.serve(), [superlink.party() for _ in range(3)]
     sent = server.send([request(node, vector(0)) for node, _, _ in parties])
     with ThreadPoolExecutor(1) as thread:
