@@ -63,7 +63,7 @@ class CropFlip:
     def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor:
         _check(inputs, uniforms, self.draws, "CropFlip")
         height, width = inputs.shape[-2:]
-        # If u is rounded up to 1 in float32, the offset would be one too large; the clamp prevents this.
+        # If a uniform is rounded up to 1 in float32, the offset would be one too large; the clamp prevents this.
         offset = (uniforms[..., :2] * (2 * self.padding + 1)).long().clamp(max=2 * self.padding) - self.padding
         rows = torch.arange(height, device=inputs.device) + offset[..., 0, None]
         columns = torch.arange(width, device=inputs.device)
@@ -171,8 +171,9 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
         return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
 
 
-def _check(images: Tensor, u: Tensor, draws: int, name: str) -> None:
-    if images.ndim < 3 or u.shape != (*images.shape[:-3], draws):
+def _check(images: Tensor, uniforms: Tensor, draws: int, name: str) -> None:
+    if images.ndim < 3 or uniforms.shape != (*images.shape[:-3], draws):
         raise UsageError(
-            f"{name} needs images [..., C, H, W] and u [..., {draws}], got {tuple(images.shape)} and {tuple(u.shape)}"
+            f"{name} needs images [..., C, H, W] and uniforms [..., {draws}], got {tuple(images.shape)} and "
+            f"{tuple(uniforms.shape)}"
         )

@@ -102,7 +102,7 @@ class Dataset:
 
 
 def load(
-    name: str,
+    name: str | Path,
     data_dir: str | Path | None = None,
     scaling: Literal["public", "centre"] | None = None,
     *,
@@ -138,6 +138,7 @@ def load(
         >>> digits.classes, digits.shape, len(digits.train)
         (10, (64,), 1438)
     """
+    name = str(name)
     check_name(name)
     if name not in ENTRIES and scaling is not None:
         raise UsageError(f"scaling is a choice of heart-disease, and {name} is a file of your own; leave it out")

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from ..errors import UsageError, nearest, one_of
+from ..errors import UsageError, finite, nearest, one_of
 from ..system.files import open_file, read_toml
 
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)
@@ -72,8 +72,11 @@ class NumberColumn:
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
             raise UsageError("a range needs both low and high")
-        if self.low is not None and self.high is not None and not -math.inf < self.low < self.high < math.inf:
-            raise UsageError(f"a range needs finite numbers with low < high, got low = {self.low}, high = {self.high}")
+        if self.low is None or self.high is None:
+            return
+        finite(low=self.low, high=self.high)
+        if not self.low < self.high:
+            raise UsageError(f"a range needs low < high, got low = {self.low}, high = {self.high}")
 
     @property
     def width(self) -> int:

@@ -100,6 +100,10 @@ class ClientOptimizer(Optimizer):
         seed: int | None = None,
         server_optimizer: str | ServerOptimizer | OptimizerFactory | None = None,
     ) -> None:
+        if not isinstance(method, Method):
+            raise UsageError(f"method must be a normec.Method, such as normec.NormEC(), got {method!r}")
+        if privacy is not None and not isinstance(privacy, Privacy):
+            raise UsageError(f"privacy must be a normec.Privacy, such as normec.Privacy(epsilon=8), got {privacy!r}")
         non_negative(lr=lr)
         at_least(1, clients=clients)
         at_least(0, seed=seed or 0)
