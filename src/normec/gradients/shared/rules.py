@@ -129,9 +129,8 @@ def _use_rule(module: Any, name: str, known: Mapping[nn.Parameter, ParameterSlot
 def _rule(module: nn.Module) -> Rule:
     for kinds, rule in _RULES:
         for kind in kinds:
-            if (
-                isinstance(module, kind) and type(module).forward is kind.forward
-            ):  # a subclass may compute something else
+            # A subclass may compute something else.
+            if isinstance(module, kind) and type(module).forward is kind.forward:
                 return rule
     raise NoRule(f"there is no rule for {type(module).__name__}")
 
