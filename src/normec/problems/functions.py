@@ -27,7 +27,7 @@ class FunctionProblem:
         start = torch.as_tensor(x0).detach()
         if not start.is_floating_point() or start.ndim > 1:
             raise UsageError(
-                f"x0 must be a vector of floats, got {start.dtype} of shape {tuple(start.shape)}; give "
+                f"x0 must be a scalar or a vector of floats, got {start.dtype} of shape {tuple(start.shape)}; give "
                 "x0.float().flatten(), and let the functions take a vector"
             )
         self.functions = list(functions)

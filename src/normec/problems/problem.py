@@ -168,7 +168,7 @@ class Problem:
             name for name, sets in evaluated.items() if name not in self.shown and perhaps_shared(sets, clients)
         ]
         self.sizes: Tensor | None = self.records.sizes
-        self._kernels_agree: bool | None = None  # None: not known yet
+        self._kernels_agree: bool | None = None  # of the evaluation copy; None: not known yet
         # Code that training runs may store records in any attribute. These copies never see a client's records.
         self._untouched = _sharing_trainable(self.model)
         self._evaluation_parts = {name: own_copy(getattr(self, name)) for name in ("loss", "transform")}
@@ -178,7 +178,24 @@ class Problem:
 
     @staticmethod
     def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
-        """Return a problem with plain differentiable functions f_i of a tensor, for theory and counterexamples."""
+        """Return a problem with plain differentiable functions f_i of a tensor, for theory and counterexamples.
+
+        Args:
+            functions: f_1 … f_n, each from a tensor of the shape of `x0` to a scalar.
+            x0: The initial point, a scalar or a vector of floats.
+
+        Returns:
+            The problem, which has neither a model nor test data.
+
+        Raises:
+            UsageError: There is no function, or `x0` is not a scalar or a vector of floats.
+
+        Example:
+            >>> bowls = [lambda x, c=c: (x - c) ** 2 for c in (1.0, 3.0)]
+            >>> problem = Problem.from_functions(bowls, torch.tensor(0.0))
+            >>> problem.clients, problem.x0
+            (2, tensor([0.]))
+        """
         return FunctionProblem(functions, x0)
 
     @property
@@ -275,7 +292,6 @@ class Problem:
                     found[f"{own}_loss"] = total / count
                     found |= {f"{own}_accuracy": hits / count} if hits is not None else {}
                     found |= {f"{own}_{column}": value for column, value in metrics.read().items()}
-        self._kernels_agree = evaluator._kernels_agree
         return found
 
     def _evaluator(self) -> Problem:
@@ -370,7 +386,7 @@ class Problem:
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Problem:
         """Return the same problem on another device, with its model and floating-point inputs in `dtype`."""
         moved = copy.copy(self)
-        moved._kernels_agree = moved._evaluation_copy = None
+        moved._evaluation_copy = None
         moved._untouched = copy.deepcopy(self._untouched).to(device=device, dtype=dtype)
         moved.model = _sharing_trainable(moved._untouched)
         moved.x0 = self.x0.to(device=device, dtype=dtype)
