@@ -78,14 +78,14 @@ class ModuleModel:
         clients, loss = len(targets), self._problem.loss
         self.model.train()
         outputs = self.model(inputs)
-        if self._plain and outputs.ndim <= 2:
+        if self._plain:
             flat = targets.flatten(0, 1)
             each = (
                 F.cross_entropy(outputs, flat, reduction="none")
                 if loss is F.cross_entropy
                 else F.binary_cross_entropy_with_logits(outputs, flat.to(outputs), reduction="none")
             )
-            each = each.view(clients, -1)
+            each = each.reshape(clients, -1)
             if loss is F.cross_entropy and self.leaves_out and not targets.is_floating_point():
                 return each.sum(1) / (targets != LEFT_OUT).flatten(1).sum(1)
             return each.mean(1)
