@@ -41,6 +41,7 @@ from normec.privacy.mechanism import facts_of
 
 from ..support import own_methods, own_methods_by_hand
 from ..support.own_methods import ALL, Clip21SGDM, Counting, Rotated, Still, Stubborn
+from ..support.runs import InterruptAt
 
 N, D, ROUNDS = 4, 6, 12
 SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
@@ -84,15 +85,10 @@ def test_what_a_class_defines_is_what_runs(
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ALL)
 def test_states_are_checkpointed(name: str, tmp_path: Path) -> None:
-    class Stop(normec.Callback):
-        def round(self, round: int) -> None:
-            if round == 5:
-                raise KeyboardInterrupt
-
     options: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "seed": 1, "participation": FixedSize(2)}
     options |= {"storage": Storage(checkpoint_seconds=0.0), "out": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
-        train(bowls(), ALL[name], callbacks=[Stop()], **options)
+        train(bowls(), ALL[name], callbacks=[InterruptAt(5)], **options)
     run = train(bowls(), ALL[name], **options)
     whole = train(bowls(), ALL[name], **{**options, "out": tmp_path / "whole"})
     assert torch.equal(run.x, whole.x)

@@ -9,6 +9,8 @@ import pytest
 from normec import __version__
 from normec.cli.app import run
 
+from ..support.runs import snapshot
+
 MISTAKES = [
     (["train", "--alpha", "-1"], "alpha must be >= 0"),
     (["train", "--beta", "0"], "beta must be > 0"),
@@ -189,11 +191,11 @@ def test_another_configuration_in_the_same_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["train", "--rounds", "3", "--out", "run", "--quiet"]) == 0
-    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    before = snapshot(Path("run"))
     capsys.readouterr()
     assert run(["train", "--rounds", "3", "--beta", "0.2", "--out", "run"]) == 2
     assert "beta is 0.011 there, 0.2 here" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+    assert snapshot(Path("run")) == before
 
 
 def test_a_section_in_a_file_of_settings_is_a_mistake(

@@ -18,7 +18,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from normec import DPSGD, Callback, Clip, Privacy, Problem, Rotation, train
+from normec import DPSGD, Clip, Privacy, Problem, Rotation, train
 from normec.errors import UsageError
 from normec.experiments import compare, resolve
 from normec.privacy import gaussian
@@ -30,6 +30,7 @@ from normec.settings import load
 from normec.storage.history import History
 
 from ..cli.command import normec
+from ..support.runs import EndAt
 from .conftest import GRID
 
 
@@ -255,18 +256,12 @@ def test_the_plain_words_are_within_the_guarantee(library: Path) -> None:
         assert alarms < caught <= math.exp(8) * alarms + 1e-5
 
 
-class _Stop(Callback):
-    def round(self, round: int) -> None:
-        if round == 4:
-            self.run.stop("seen enough")
-
-
 @pytest.mark.parametrize(("groups", "stops"), [(1, False), (4, False), (1, True)])
 def test_the_plain_words_are_those_of_the_stated_epsilon(groups: int, stops: bool, tmp_path: Path) -> None:
     """An observer of one client that takes its turns; and a rule that stopped early might have stopped later."""
     bowls = Problem.from_functions([lambda x, c=c: ((x - c) ** 2).sum() for c in range(8)], torch.zeros(3))
     privacy = Privacy(epsilon=5, trust="secure-sum")  # e^5 is 148.4
-    how = {"participation": Rotation(groups), "callbacks": [_Stop()] if stops else []}
+    how = {"participation": Rotation(groups), "callbacks": [EndAt(4)] if stops else []}
     run = train(bowls, DPSGD(Clip(1.0)), lr=0.1, rounds=20, seed=0, privacy=privacy, out=tmp_path, **how)
     assert run.privacy is not None
     page = (tmp_path / "report.html").read_text()

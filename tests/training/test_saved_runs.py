@@ -27,6 +27,8 @@ from normec.settings import make
 from normec.storage.history import History, in_a_line
 from normec.training.prediction import predicted
 
+from ..support.runs import InterruptAt
+
 
 def net() -> nn.Module:
     torch.manual_seed(1)
@@ -89,13 +91,8 @@ def test_a_finished_run_is_not_changed_and_a_lost_page_is_written_again(tmp_path
 
 
 def test_an_interrupted_and_a_diverged_run_say_so(tmp_path: Path) -> None:
-    class Stop(n.Callback):
-        def round(self, round: int) -> None:
-            if round == 3:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        trained(out=tmp_path / "killed", callbacks=[Stop()])
+        trained(out=tmp_path / "killed", callbacks=[InterruptAt(3)])
     assert page.write(tmp_path / "killed").exists()
     hills = [lambda x: -(x**4).sum()]
     with pytest.raises(n.Diverged):

@@ -23,7 +23,6 @@ from torch import Tensor
 import normec.privacy.mechanism
 from normec import (
     DPSGD,
-    Callback,
     Clip,
     Compute,
     LocalSteps,
@@ -49,7 +48,7 @@ from normec.training.communicator import SingleProcess
 from normec.training.options import Options
 from normec.training.train import prepare
 
-from ...support.runs import StopAt
+from ...support.runs import EndAt, InterruptAt, StopAt
 
 N, D, ROUNDS, GROUPS, LR, SIGMA = 7, 6, 200, 3, 0.05, 0.4
 CENTRES = np.random.default_rng(0).normal(size=(N, D))
@@ -313,20 +312,13 @@ def test_a_killed_simulation_repeats_its_rounds_at_no_cost(tmp_path: Path) -> No
     assert torch.equal(found.x, run(method, rounds=12).x)
 
 
-class Killed(Callback):
-    """Ends the process, as far as the run can tell, after round 0 and before its checkpoint."""
-
-    def round(self, round: int) -> None:
-        raise KeyboardInterrupt(f"killed after {round} round")
-
-
 def test_a_round_that_is_repeated_with_other_coefficients_is_paid_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """s + z/c_0 and s + z/c_0' would show s: another version of SciPy may find another c_0."""
     method, folder = DPSGD(Clip(1.0)), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        run(method, rounds=2, out=folder, callbacks=[Killed()])
+        run(method, rounds=2, out=folder, callbacks=[InterruptAt(1)])
     monkeypatch.setattr(normec.privacy.mechanism, "best_coefficients", lambda *_: (9000, 7000, 2000))
     run(method, rounds=2, out=folder)
     first = [line for line in events(folder) if line["round"] == 0]
@@ -419,12 +411,7 @@ def test_real_noise_is_drawn_again_only_for_a_round_that_is_paid_again(tmp_path:
 
 
 def test_a_stopped_rule_states_the_epsilon_of_all_turns() -> None:
-    class Stop(Callback):
-        def round(self, round: int) -> None:
-            if round == 5:
-                self.run.stop("seen enough")
-
-    found = run(DPSGD(Clip(1.0)), rounds=12, callbacks=[Stop()])
+    found = run(DPSGD(Clip(1.0)), rounds=12, callbacks=[EndAt(5)])
     assert found.privacy is not None
     assert found.privacy.epsilon == pytest.approx(run(DPSGD(Clip(1.0)), rounds=12).privacy.epsilon)  # type: ignore[union-attr]
 

@@ -22,6 +22,7 @@ from normec.errors import UsageError
 from normec.experiments import results
 from normec.report.run_view import read_run
 
+from ...support.runs import EndAt, StopAt, snapshot
 from ...support.waiting import LIMIT
 
 RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "storage": Storage(checkpoint_seconds=1000.0)}
@@ -36,17 +37,6 @@ def problem() -> Any:
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-
-
-class Stop(Callback):
-    """Ctrl-C after so many rounds."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def round(self, round: int) -> None:
-        if round == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
@@ -66,7 +56,7 @@ def test_every_round_is_one_line_with_its_running_epsilon(tmp_path: Path, noise:
 def test_a_resumed_simulation_is_not_charged_twice(tmp_path: Path) -> None:
     privacy = Privacy(epsilon=5, trust="secure-sum")
     whole = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "whole", privacy=privacy, **RUN)
-    first = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, callbacks=[Stop(7)], **RUN)
+    first = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, callbacks=[StopAt(7)], **RUN)
     assert first.stopped == "interrupted"
     again = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
     assert torch.equal(again.x, whole.x)
@@ -74,8 +64,8 @@ def test_a_resumed_simulation_is_not_charged_twice(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "run")) == 13
 
 
-class StopFirst(Stop):
-    """Ctrl-C before the first round."""
+class StopFirst(Callback):
+    """Ctrl-C before the first round, when the run is handed to its callbacks."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -90,7 +80,7 @@ def test_a_run_that_is_interrupted_before_its_first_round_can_be_read_and_contin
     tmp_path: Path, privacy: Privacy | None
 ) -> None:
     for _ in range(2):
-        stopped = train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[StopFirst(0)], **RUN)
+        stopped = train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[StopFirst()], **RUN)
         assert (stopped.stopped, stopped.state.round) == ("interrupted", 0)
         assert read_run(tmp_path).status == "interrupted"
         assert (tmp_path / "report.html").exists()
@@ -107,14 +97,8 @@ class Fails(Callback):
             raise MemoryError
 
 
-class Rule(Callback):
-    def round(self, round: int) -> None:
-        if round == 4:
-            self.run.stop("enough")
-
-
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
-@pytest.mark.parametrize("ending", [Stop(4), Rule()], ids=["interrupted", "stopped by a rule"])
+@pytest.mark.parametrize("ending", [StopAt(4), EndAt(4)], ids=["interrupted", "stopped by a rule"])
 def test_a_result_that_is_older_than_the_ledger_does_not_understate_what_was_spent(
     tmp_path: Path, noise: Any, ending: Callback
 ) -> None:
@@ -193,7 +177,7 @@ def test_seeded_noise_killed_goes_on_to_the_same_bits_at_no_extra_cost(tmp_path:
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_a_ledger_that_was_touched_stops_the_run(tmp_path: Path, damage: str) -> None:
     folder, privacy = tmp_path / "run", Privacy(epsilon=5, trust="secure-sum")
-    train(problem(), NormEC(0.1, 0.1), out=folder, privacy=privacy, callbacks=[Stop(6)], **RUN)
+    train(problem(), NormEC(0.1, 0.1), out=folder, privacy=privacy, callbacks=[StopAt(6)], **RUN)
     path = folder / "ledger.jsonl"
     text = path.read_text()
     if damage == "cut":
@@ -203,12 +187,12 @@ def test_a_ledger_that_was_touched_stops_the_run(tmp_path: Path, damage: str) ->
     else:
         path.unlink()
         (folder / "ledger.jsonl.head").unlink()
-    before = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    before = snapshot(folder)
     with pytest.raises(UsageError) as error:
         train(problem(), NormEC(0.1, 0.1), out=folder, privacy=privacy, **RUN)
     assert "\n" not in str(error.value)
     if damage != "gone":
-        assert {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+        assert snapshot(folder) == before
 
 
 def test_another_statement_is_another_run(tmp_path: Path) -> None:
@@ -224,7 +208,7 @@ def test_a_folder_that_was_restored_or_deleted_is_refused_by_a_witness(noise: An
     folder, older = tmp_path / "run", tmp_path / "older"
     options: dict[str, Any] = {"lr": 0.1, "rounds": 6, "out": folder, "storage": Storage(witness=tmp_path / "witness")}
     options["privacy"] = Privacy(epsilon=8.0, trust="secure-sum", noise=noise)
-    train(problem(), NormEC(0.1, 0.1), callbacks=[Stop(2)], **options)
+    train(problem(), NormEC(0.1, 0.1), callbacks=[StopAt(2)], **options)
     shutil.copytree(folder, older)
     assert train(problem(), NormEC(0.1, 0.1), **options).finished
     shutil.rmtree(folder)

@@ -26,7 +26,6 @@ from torch.utils.data import TensorDataset
 from normec import (
     DPSGD,
     AdaptiveClip,
-    Callback,
     Clip,
     Clip21,
     FixedSize,
@@ -42,6 +41,8 @@ from normec import (
 from normec.algorithms.client_momentum import Clip21SGD2M, MomentumNormEC
 from normec.models import Softmax
 from normec.privacy.noise import SeededNoise
+
+from ...support.runs import EndAt
 
 ROUNDS, DELTA = 6, 1e-5
 SIZES = (20, 8, 4, 8)
@@ -282,14 +283,8 @@ def test_batches_of_a_fixed_size(method: Any, hidden: bool, relation: Any, drawn
 @pytest.mark.parametrize("schedule", ["constant", "given"])
 def test_a_run_that_a_rule_stops(schedule: str, drawn: Drawn) -> None:
     """ε is that of all planned rounds, whose noise follows from that of the first and from the schedule."""
-
-    class Stop(Callback):
-        def round(self, round: int) -> None:
-            if round == 3:
-                self.run.stop("enough")
-
     privacy = Privacy(epsilon=4, delta=DELTA, trust="central", noise_schedule=SCHEDULES[schedule])
-    how: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "seed": 3, "callbacks": [Stop()]}
+    how: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "seed": 3, "callbacks": [EndAt(3)]}
     run = train(clients(), Clip21(0.3), privacy=privacy, **how)
     assert sorted(drawn.of_sum) == [0, 1, 2]
     relative = ONE_BY_ONE if schedule == "given" else [1.0] * ROUNDS
