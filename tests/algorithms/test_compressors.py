@@ -69,8 +69,8 @@ def test_rand_k_contracts_in_expectation_and_keeps_all_coordinates_alike() -> No
     expected = 1 - k / d
     assert abs(float(lost.mean()) - expected) < 5 * float(lost.std()) / math.sqrt(draws)
     assert RandK(k).contraction(1.0, d) ** 2 == pytest.approx(expected)
-    pairs = {tuple(row.nonzero()[:, 0].tolist()) for row in chosen}
-    assert pairs == set(itertools.combinations(range(d), k))  # every subset occurs
+    subsets = {tuple(row.nonzero()[:, 0].tolist()) for row in chosen}
+    assert subsets == set(itertools.combinations(range(d), k))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -687,7 +687,7 @@ class Expanding(NormEC):
 
 
 class Stepping(NormEC):
-    """A step of the memory that is another one each time it is asked for."""
+    """The step of the memory is computed by code, which may give another one each time."""
 
     @property
     def beta(self) -> float:  # type: ignore[override]

@@ -22,17 +22,17 @@ MISTAKES = [
     (["train", "--rounds", "0"], "rounds must be a whole number >= 1"),
     (["train", "--rounds", "5", "--epochs", "2"], "give rounds or epochs"),
     (["train", "--batch-size", "0"], "batch_size must be a whole number >= 1"),
-    (["train", "--seed", "-1"], "seed must be"),
+    (["train", "--seed", "-1"], "seed must be a whole number >= 0, got -1"),
     (["train", "--data", "digit"], "did you mean 'digits'"),
     (["train", "--model", "softmx"], "did you mean 'softmax'"),
     (["train", "--model", "resnet20"], "needs images"),
     (["train", "--model", "logistic"], "is for 2 classes"),
     (["train", "--method", "normc"], "did you mean 'normec'"),
     (["train", "--method", "heavyball"], "scaffold, FILE.py:CLASS"),
-    (["train", "--split", "lable"], "split"),
+    (["train", "--split", "lable"], "split: input should be 'iid', 'dirichlet',"),
     (["train", "--set", "betta=1"], "did you mean 'beta'"),
     (["train", "--set", "beta"], "expected key=value"),
-    (["train", "--set", "clients=many"], "clients"),
+    (["train", "--set", "clients=many"], "clients: input should be a valid integer, got 'many'"),
     (["train", "--tau", "1"], "tau does not apply to normec"),
     (["train", "--set", "decay=1.0"], "decay must lie in [0, 1)"),
     (["train", "--set", "momentum=0.9"], "momentum does not apply to normec"),
@@ -44,7 +44,7 @@ MISTAKES = [
     (["train", "--epsilon", "nan"], "epsilon must be > 0"),
     (["train", "--delta", "1"], "delta must lie in (0, 1)"),
     (["train", "--delta", "nan"], "delta must lie in (0, 1)"),
-    (["train", "--trust", "nobody"], "trust"),
+    (["train", "--trust", "nobody"], "trust: input should be 'local',"),
     (["train", "--no-privacy", "--epsilon", "3"], "epsilon is for private runs"),
     (["train", "--set", "initial_memory=gradient"], "a release of its own"),
     (["train", "--set", "memory=noisy"], "re-sends each client's noise"),
@@ -86,7 +86,7 @@ MISTAKES = [
     (["compare", "normec", "clip21:beta=1"], "beta does not apply to clip21"),
     (["compare", "gd", "gd", "--no-privacy"], "occurs twice"),
     (["compare", "normec", "gd"], "gd:private=false"),
-    (["train", "--lr", "fast"], "lr"),
+    (["train", "--lr", "fast"], "lr: input should be a valid number, got 'fast'"),
     (["train", "--lr", "theory"], "without noise, which privacy does not cover"),
     (["theory", "plan", "--rounds", "0", "--no-privacy"], "rounds must be a whole number >= 1"),
     (["compare", "--lr", "1,x"], "numbers separated by commas"),
@@ -113,7 +113,11 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("beta = ", "cannot be read as TOML"), ("[method]\nbeta = 1\n", "method"), ("lr = 'fast'", "lr")],
+    [
+        ("beta = ", "cannot be read as TOML"),
+        ("[method]\nbeta = 1\n", "method: input should be a valid string"),
+        ("lr = 'fast'", "lr: input should be a valid number"),
+    ],
 )
 def test_a_bad_file_of_settings(
     text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

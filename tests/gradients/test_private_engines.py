@@ -25,7 +25,7 @@ CLIENTS, CLASSES, FEATURES = 8, 3, 5
 
 
 class Head(nn.Module):
-    """A linear layer on whatever `part` makes of a batch."""
+    """A linear layer, which subclasses apply to what they make of a batch."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ def test_planted_bugs_are_caught(bug: str) -> None:
 
 
 def test_true_mechanisms_are_not_accused() -> None:
-    """60 audits at 95 %: no more accusations than that allows (p < 1e-6 for 13)."""
+    """60 audits at 95 %: 3 accusations are expected at most; 13 or more have probability 7e-6."""
     claims = [audit_scores(*run_both(trials=300, seed=s), DELTA, 0.95, CLAIM).violated for s in range(60)]
     assert sum(claims) <= 12
 

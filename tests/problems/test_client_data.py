@@ -22,7 +22,7 @@ def table(rows: int, seed: int = 0) -> TensorDataset:
 
 
 class Plain(Dataset[Any]):
-    """Pairs of a float list and a Python number, as a user's own data set gives them."""
+    """Pairs of a tensor and a Python number, as a user's own data set may give them."""
 
     def __init__(self, inner: Dataset[Any]) -> None:
         self.inner = inner

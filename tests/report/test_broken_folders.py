@@ -20,11 +20,11 @@ from normec.report.listing import Listing
 from normec.report.server import Server
 
 from ..cli.command import normec
+from ..support.waiting import LIMIT
 from .test_pages import read
 from .test_server import changes, get
 
 FILES = ("summary.json", "config.toml", "metrics.jsonl", "clients.json", "ledger.jsonl", "checkpoint/latest.json")
-LIMIT = 60.0  # seconds; only a hang takes as long
 
 
 def within_limit(work: Callable[[], Any]) -> Any:

@@ -34,7 +34,7 @@ def test_theorem_2_is_broken_as_stated_and_holds_as_corrected() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_the_corrected_bounds_hold_over_seeds(decay: float) -> None:
-    """Where they are informative: many clients, small noise; 200 instances, 5 seeds each."""
+    """Where they are informative: many clients, small noise; 40 instances, 5 seeds each."""
     m, seeds, clients, dim, rounds = 40, 5, 50, 4, 200
     problem = instances.random(m, clients, dim, seed=7)
     constants = problem.constants
