@@ -1,4 +1,4 @@
-"""What holds for all tests: examples without clocks and files, folders in memory, and the order of the files."""
+"""Settings of all tests: examples without deadline or database, temporary folders in memory, the order of files."""
 
 from __future__ import annotations
 

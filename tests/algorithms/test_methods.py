@@ -1,4 +1,4 @@
-"""The scheme: steps are pure, work on any shape, and every constructor is the point of it that the paper names."""
+"""The built-in methods: steps are pure and work on any shape, and every constructor makes the paper's choices."""
 
 from __future__ import annotations
 
@@ -157,6 +157,6 @@ def test_a_method_is_made_again_from_its_name_and_its_spec(method: Method) -> No
     assert registry.build(registry.name_of(method), spec) == method
 
 
-def test_no_two_methods_are_known_alike() -> None:
+def test_no_two_methods_have_the_same_identity() -> None:
     known = [registry.identity_of(method) for method in METHODS.values()]
     assert len(set(known)) == len(known)

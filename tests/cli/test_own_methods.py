@@ -1,4 +1,4 @@
-"""Methods of one's own on the command line: from a file, and from an installed package."""
+"""Methods of the user's own on the command line: from a file, and from an installed package."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ def test_a_setting_changed_on_the_command_line(tmp_path: Path, monkeypatch: pyte
     assert {json.loads(path.read_text())["rounds"] for path in Path("runs").rglob("summary.json")} == {2}
 
 
-def test_a_diverging_cell_is_told_and_a_failing_one_is_exit_code_1(
+def test_a_diverging_cell_is_reported_and_a_failing_one_is_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

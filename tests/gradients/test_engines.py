@@ -97,7 +97,7 @@ def test_a_run_goes_on_under_another_engine(before: str, after: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [("linear", "shared"), ("batched", "linear"), ("linear", "loop")])
-def test_so_it_does_with_the_closed_form(before: str, after: str, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_and_without_the_closed_form(before: str, after: str, tmp_path: Path) -> None:
     from normec.experiments import build
     from normec.settings import make
 

@@ -168,7 +168,7 @@ def test_the_shared_pass_cannot_make_local_steps(caplog: pytest.LogCaptureFixtur
     assert "every client has a model of its own" in caplog.text
 
 
-def test_an_engine_of_one_s_own_makes_local_steps_too() -> None:
+def test_an_engine_of_the_users_own_makes_local_steps_too() -> None:
     given, local = of("mlp"), LocalSteps(steps=3, lr=LR)
     own = LoopEngine(given, None, 1)
     made = choose_engine(own, given, None, 1, local=local)

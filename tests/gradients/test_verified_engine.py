@@ -51,7 +51,7 @@ def test_points_as_near_as_a_precision_are_so(bits: int) -> None:
 
 
 class Head(nn.Module):
-    """A part of one's own before a linear layer."""
+    """Two linear layers, with code of the user's own between them in subclasses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -307,7 +307,7 @@ def test_a_start_that_is_not_finite_is_not_blamed_on_the_engine(caplog: pytest.L
     assert lines(caplog) == []
 
 
-def test_a_mistake_of_the_user_is_told_as_such() -> None:
+def test_a_mistake_in_the_loss_is_not_blamed_on_the_engine() -> None:
     def detached(outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.detach(), targets)
 

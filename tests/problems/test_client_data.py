@@ -73,7 +73,7 @@ def test_subsets_of_one_table_share_its_memory() -> None:
     assert records.inputs.data_ptr() == base.tensors[0].data_ptr()
 
 
-def test_a_data_set_of_one_s_own_stays_live() -> None:
+def test_items_of_a_users_data_set_are_fetched_anew() -> None:
     inner = table(4)
     records = gather([Plain(inner)])
     assert isinstance(records, FetchedRecords)

@@ -196,7 +196,7 @@ COMPARISONS = (
 
 
 @pytest.mark.parametrize("text", COMPARISONS)
-def test_a_comparison_that_is_none_is_refused_in_one_line(text: str, copied: Path) -> None:
+def test_a_file_that_is_no_comparison_is_refused_in_one_line(text: str, copied: Path) -> None:
     (copied / "comparison" / "comparison.json").write_text(text)
     with pytest.raises(UsageError, match=r"comparison\.json is ") as refused:
         page.write(copied / "comparison")
@@ -204,7 +204,7 @@ def test_a_comparison_that_is_none_is_refused_in_one_line(text: str, copied: Pat
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"checks": [1], "slopes": {}, "notes": []}', '{"checks": {}}'])
-def test_a_verification_that_is_none_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_verification_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "theory.json").write_text(text)
     with pytest.raises(UsageError, match="is not what a verification writes"):
         page.write(tmp_path)

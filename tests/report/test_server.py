@@ -113,7 +113,7 @@ def test_other_names_of_this_machine_are_refused(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
 
 
-def test_only_what_changed_is_told_again(server: Server, copied: Path) -> None:
+def test_only_what_changed_is_sent_again(server: Server, copied: Path) -> None:
     first = changes(server)
     assert first["whole"]
     runs = {entry["path"]: entry for entry in first["changed"]}
@@ -136,7 +136,7 @@ def test_only_what_changed_is_told_again(server: Server, copied: Path) -> None:
     assert changes(server, "other-7")["whole"]  # a token of another server
 
 
-def test_new_rows_are_told_once(server: Server, copied: Path) -> None:
+def test_new_rows_are_sent_once(server: Server, copied: Path) -> None:
     def ask(have: int, last: int) -> dict[str, Any]:
         return dict(json.loads(get(server, f"/rows/private?have={have}&last={last}")[1]))
 

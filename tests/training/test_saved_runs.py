@@ -339,7 +339,7 @@ def test_without_safetensors_a_run_needs_no_folder_and_writes_none(tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-def test_metrics_of_ones_own_are_on_the_page_and_in_the_table_of_results(tmp_path: Path) -> None:
+def test_metrics_of_the_users_own_are_on_the_page_and_in_the_table_of_results(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     sets = [TensorDataset(torch.randn(9, 4, generator=draw), torch.arange(9) % 3) for _ in range(3)]
     metrics = {"third": lambda outputs, _: (outputs.argmax(1) == 2).double().mean()}

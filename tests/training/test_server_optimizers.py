@@ -507,7 +507,7 @@ class Schedule(torch.optim.Optimizer):
         parameter -= group["lr"] / group["seen"] / state["largest"] * parameter.grad
 
 
-def test_numbers_of_an_optimizer_of_ones_own_are_kept_too(tmp_path: Path) -> None:
+def test_numbers_of_an_optimizer_of_the_users_own_are_kept_too(tmp_path: Path) -> None:
     how: dict[str, Any] = {"lr": 0.2, "rounds": 9, "seed": 7, "server_optimizer": Schedule, "privacy": PRIVATE}
     storage = Storage(checkpoint_seconds=0)
     train(problem(), NormEC(0.1, 0.3), out=tmp_path, callbacks=[StopAt(4)], storage=storage, **how)

@@ -248,7 +248,7 @@ def test_every_reason_is_a_sentence() -> None:
     assert "expect little" in dataclasses.replace(found, noise=2.0).outlook
 
 
-def test_an_argument_that_is_no_method_and_a_method_of_ones_own_are_refused() -> None:
+def test_an_argument_that_is_no_method_and_a_method_of_the_users_own_are_refused() -> None:
     with pytest.raises(UsageError, match=r"got an object Privacy; .*the privacy statement as privacy="):
         suggest(FACTS, Privacy(epsilon=8))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"no rule is known for a method of your own, my\.py:Mine"):

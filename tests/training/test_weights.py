@@ -324,7 +324,7 @@ def test_runs_with_other_weights_share_no_noise() -> None:
         (["a"], "'equal', 'records' or 4 numbers"),
     ],
 )
-def test_weights_that_are_none_are_refused(weights: Any, why: str) -> None:
+def test_values_that_are_no_weights_are_refused(weights: Any, why: str) -> None:
     with pytest.raises(UsageError, match=why):
         train(problem(), NormEC(0.1, 0.3), lr=0.1, rounds=2, weights=weights)
 

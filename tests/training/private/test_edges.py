@@ -135,7 +135,7 @@ class Follows(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_refusals(tmp_path: Path) -> None:
+def test_what_a_private_run_cannot_use_is_refused(tmp_path: Path) -> None:
     common: dict[str, Any] = {"lr": 0.1, "rounds": 12, "out": tmp_path / "run"}
     with pytest.raises(UsageError, match="no secret"):
         train(problem(), NormEC(0.1, 0.05), privacy=Privacy(**SUM, sampling=0.5, noise="secure"), **common)

@@ -214,7 +214,7 @@ def test_a_draw_that_is_not_increasing_is_refused_in_every_round(drawn: Any, pri
 
 
 @pytest.mark.parametrize("drawn", [torch.tensor([0, 3]), torch.tensor([], dtype=torch.int64), None])
-def test_a_rule_of_ones_own_is_noted(drawn: Tensor | None) -> None:
+def test_a_participation_rule_of_the_users_own_is_noted(drawn: Tensor | None) -> None:
     run = train(functions(), METHOD, lr=0.1, rounds=4, privacy=PRIVATE, participation=Draws(drawn), seed=3)
     assert run.privacy is not None
     assert any("the user's own rule Draws decides which clients take part" in note for note in run.privacy.notes)

@@ -108,7 +108,7 @@ def test_the_same_bits_are_the_same_release(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lazy", "method"), [(True, None), (False, Own(Clip(0.5)))], ids=["lazy data", "a method of one's own"]
+    ("lazy", "method"), [(True, None), (False, Own(Clip(0.5)))], ids=["lazy data", "a method of the user's own"]
 )
 def test_what_may_come_out_otherwise_is_paid_for_again_with_other_noise(
     lazy: bool, method: Method | None, tmp_path: Path
