@@ -10,16 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from normec import Identity, RandK, TopK, UsageError
 from normec.sampling.random_streams import Key, Stream
 
+from ..support.draws import normal
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @settings(max_examples=200, deadline=None)

@@ -12,13 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from normec import DPSGD, EF21, GD, Clip, Clip21, ErrorFeedback, Identity, Method, NormEC, RandK, SmoothedNorm, TopK
 from normec.algorithms import registry
 from normec.algorithms.error_feedback import ErrorFeedbackScheme
 from normec.errors import UsageError
 from normec.sampling.random_streams import Key, Stream
+
+from ..support.draws import normal
 
 METHODS = {
     "normec": NormEC(0.1, 0.3),
@@ -33,10 +34,6 @@ METHODS = {
     "dpsgd-momentum": DPSGD(Clip(0.5), beta=0.5, momentum=0.7),
     "gd": GD(),
 }
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())

@@ -76,7 +76,8 @@ def test_the_help_shows_flags_in_groups(capsys: pytest.CaptureFixture[str]) -> N
         *("Arguments", "Data", "Model", "Method", "Privacy", "Training", "Logging", "Compute", "Other"),
     ]
     words = " ".join(text.split())
-    assert "--batch-size INTEGER Examples per gradient or local step (default: full batch)." in words
+    batch_size = SETTINGS["batch_size"]
+    assert f"--batch-size INTEGER {batch_size.description} (default: {batch_size.unset})." in words
     assert words.index("Privacy:") < words.index("--epsilon") < words.index("Training:")
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import GD, Compute, NormEC, Problem, Run, UsageError, train
+from normec import GD, Compute, Diverged, NormEC, Problem, Run, UsageError, train
 from normec.gradients import verified_engine
 from normec.gradients.verified_engine import too_rough
 
@@ -297,8 +297,6 @@ def test_a_model_that_fits_is_silent(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_start_that_is_not_finite_is_not_blamed_on_the_engine(caplog: pytest.LogCaptureFixture) -> None:
-    from normec import Diverged
-
     model = Head()
     with torch.no_grad():
         model.last.bias[0] = torch.inf

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from normec.errors import UsageError
 from normec.privacy import audit, audit_scores, gaussian
@@ -82,8 +83,6 @@ def test_clopper_pearson_against_randomised_response() -> None:
 
 
 def test_the_limits_are_those_of_scipy() -> None:
-    from scipy import stats
-
     inside, outside = np.r_[np.ones(300), np.zeros(100)], np.r_[np.ones(40), np.zeros(360)]
     rng = np.random.default_rng(0)
     rng.shuffle(inside), rng.shuffle(outside)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import gzip
 import hashlib
 import json
 import math
@@ -18,7 +20,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from normec import DPSGD, Clip, Privacy, Problem, Rotation, train
+from normec import DPSGD, Clip, NormEC, Privacy, Problem, Rotation, train
 from normec.errors import UsageError
 from normec.experiments import compare, resolve
 from normec.privacy import gaussian
@@ -106,8 +108,6 @@ def test_the_same_folder_gives_the_same_bytes(copied: Path) -> None:
 
 
 def test_pages_are_small_and_carry_the_library_as_it_was_published() -> None:
-    import gzip
-
     script = gzip.decompress(document.plotly_compressed())
     assert script.startswith(b"/**\n* plotly.js (cartesian - minified) v4.1.1")
     published = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"  # of the package on npm
@@ -159,12 +159,8 @@ def test_a_changed_ledger_is_not_believed(copied: Path) -> None:
 
 
 def test_a_run_that_was_started_from_python_has_a_page(tmp_path: Path) -> None:
-    import torch
-
-    import normec as n
-
-    problem = n.Problem.from_functions([lambda x: (x - 1).square().sum(), lambda x: x.square().sum()], torch.zeros(3))
-    n.train(problem, n.NormEC(alpha=0.1, beta=0.1), lr=0.1, rounds=5, out=tmp_path / "own")
+    problem = Problem.from_functions([lambda x: (x - 1).square().sum(), lambda x: x.square().sum()], torch.zeros(3))
+    train(problem, NormEC(alpha=0.1, beta=0.1), lr=0.1, rounds=5, out=tmp_path / "own")
     text = read(page.write(tmp_path / "own")).text
     assert "NormEC" in text
     assert "started from Python" in text
@@ -199,8 +195,6 @@ def test_more_columns_and_a_table_of_clients_are_shown_when_there(copied: Path) 
 
 
 def test_whether_a_run_is_training_is_seen_without_its_lock(tmp_path: Path) -> None:
-    import fcntl
-
     lock = (tmp_path / ".lock").open("wb")
     assert not being_written(tmp_path)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,15 @@ from normec.report.server import Server
 
 from ..cli.command import start
 from ..support.waiting import LIMIT
+from .conftest import serving
 
 ENDLESS = "10000000"
 
 
 @pytest.fixture
 def server(copied: Path) -> Iterator[Server]:
-    with Server(copied) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with serving(copied) as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def get(server: Server, path: str, host: str | None = None) -> tuple[int, bytes, http.client.HTTPMessage]:

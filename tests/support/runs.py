@@ -80,6 +80,12 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
+def releases(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's ledger that pay for releases."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "release"]
+
+
 def alike(a: Run, b: Run) -> None:
     """Equal but for the last bits of float64: sums may be taken in another order where memory lies otherwise."""
     close = {"rtol": 1e-11, "atol": 1e-13}

@@ -16,7 +16,7 @@ import normec as n
 from normec.privacy.accounting import Event, epsilon_of
 from normec.storage.history import Row
 
-from ..support.runs import EndAt, InterruptAt
+from ..support.runs import EndAt, InterruptAt, releases
 
 
 def problem(noisy: bool = False, **more: Any) -> n.Problem:
@@ -115,10 +115,9 @@ def test_the_epsilon_of_a_stopped_run_counts_rounds_that_were_released_twice(tmp
         n.train(bowls(0.0), METHOD, callbacks=[InterruptAt(15)], **how)
     run = n.train(bowls(1.0), METHOD, callbacks=[EndAt(18)], **how)
     assert run.privacy is not None
-    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    releases = [line for line in lines if line.get("kind") == "release"]
-    assert run.privacy.releases == sum(line["count"] for line in releases) > 18 + 5
-    multiplier = releases[0]["multiplier"]
+    paid = releases(tmp_path)
+    assert run.privacy.releases == sum(line["count"] for line in paid) > 18 + 5
+    multiplier = paid[0]["multiplier"]
     whole = epsilon_of([Event(multiplier, count=run.privacy.releases + 40 - 18)], how["privacy"].delta)
     assert run.privacy.epsilon == pytest.approx(whole, rel=1e-9)
     assert n.load(tmp_path).privacy.epsilon == run.privacy.epsilon  # type: ignore[union-attr]

@@ -19,7 +19,7 @@ from normec.privacy.ledger import Ledger
 from normec.privacy.ledger_verification import verified
 from normec.privacy.mechanism import Mechanism
 
-from ..support.runs import StopAt, snapshot
+from ..support.runs import StopAt, releases, snapshot
 
 
 def problem(seed: int = 0) -> n.Problem:
@@ -81,11 +81,6 @@ def test_an_extended_run_that_is_interrupted_goes_on(tmp_path: Path) -> None:
 
 
 PRIVATE = n.Privacy(epsilon=3.0, trust="central")
-
-
-def releases(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "release"]
 
 
 def test_a_target_must_be_raised_and_the_noise_stays_as_it_was(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import normec as n
-from normec.experiments import results, runs
+from normec.experiments import build, results, runs
 from normec.experiments.export import to_csv
 from normec.privacy.ledger_verification import verified
 from normec.report import page
@@ -206,9 +206,7 @@ def test_a_saved_private_run_without_its_ledger_is_refused(tmp_path: Path) -> No
 
 def test_a_run_of_the_command_line_is_loaded_with_its_model(tmp_path: Path) -> None:
     result = runs.execute(make({"rounds": 4, "clients": 4, "private": False, "model": "mlp"}), tmp_path / "run")
-    from normec.experiments.build import problem as built
-
-    held = built(make({"clients": 4, "private": False, "model": "mlp"}))
+    held = build.problem(make({"clients": 4, "private": False, "model": "mlp"}))
     assert held.test is not None
     inputs, targets = held.test.batch(0, None)
     again = n.load(tmp_path / "run")

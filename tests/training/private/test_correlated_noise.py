@@ -48,7 +48,7 @@ from normec.training.communicator import SingleProcess
 from normec.training.options import Options
 from normec.training.train import prepare
 
-from ...support.runs import EndAt, InterruptAt, StopAt
+from ...support.runs import EndAt, InterruptAt, StopAt, releases
 
 N, D, ROUNDS, GROUPS, LR, SIGMA = 7, 6, 200, 3, 0.05, 0.4
 CENTRES = np.random.default_rng(0).normal(size=(N, D))
@@ -250,10 +250,6 @@ def test_coins_in_a_group_are_counted_by_privacy_loss_distributions() -> None:
     assert found.privacy.epsilon < run(DPSGD(Clip(1.0)), CENTRAL, rounds).privacy.epsilon  # type: ignore[union-attr]
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()[1:]]
-
-
 @pytest.mark.parametrize("kind", ["momentum", "normec"])
 def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path: Path, kind: str) -> None:
     method, _ = METHODS[kind]
@@ -264,8 +260,8 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path: Path, kind: str) ->
     assert part.finished
     assert torch.equal(part.x, whole.x)
     assert torch.equal(part.state.noise["history"], whole.state.noise["history"])
-    assert events(tmp_path / "part") == events(tmp_path / "whole")
-    assert sum(line["charged"] for line in events(tmp_path / "part")) == 6
+    assert releases(tmp_path / "part") == releases(tmp_path / "whole")
+    assert sum(line["charged"] for line in releases(tmp_path / "part")) == 6
     summary = json.loads((tmp_path / "part" / "summary.json").read_text())
     assert verified(tmp_path / "part", summary) is not None
     assert summary["privacy"]["epsilon"] == pytest.approx(
@@ -308,7 +304,7 @@ def test_a_killed_simulation_repeats_its_rounds_at_no_cost(tmp_path: Path) -> No
         shutil.copy(ahead / name, folder / name)
     found = run(method, rounds=12, out=folder)
     assert found.finished
-    assert sum(line["charged"] for line in events(folder)) == 4
+    assert sum(line["charged"] for line in releases(folder)) == 4
     assert torch.equal(found.x, run(method, rounds=12).x)
 
 
@@ -321,7 +317,7 @@ def test_a_round_that_is_repeated_with_other_coefficients_is_paid_again(
         run(method, rounds=2, out=folder, callbacks=[InterruptAt(1)])
     monkeypatch.setattr(normec.privacy.mechanism, "best_coefficients", lambda *_: (9000, 7000, 2000))
     run(method, rounds=2, out=folder)
-    first = [line for line in events(folder) if line["round"] == 0]
+    first = [line for line in releases(folder) if line["round"] == 0]
     assert [(line["attempt"], line["charged"]) for line in first] == [(0, 1), (1, 1)]
 
 
@@ -388,7 +384,7 @@ def test_real_noise_is_drawn_again_only_for_a_round_that_is_paid_again(tmp_path:
     method, folder = DPSGD(Clip(1.0)), tmp_path / "run"
     run(method, SECURE, 12, out=folder, callbacks=[StopAt(7)], storage=Storage(checkpoint_seconds=1000))
     assert json.loads((folder / "checkpoint" / "latest.json").read_text())["round"] == 7
-    assert [line["charged"] for line in events(folder)] == [1, 0, 0, 1, 0, 0, 1]
+    assert [line["charged"] for line in releases(folder)] == [1, 0, 0, 1, 0, 0, 1]
     # A kill between the payment of round 7 and its checkpoint: the ledger is one line ahead.
     ahead = tmp_path / "ahead"
     shutil.copytree(folder, ahead)
@@ -397,13 +393,13 @@ def test_real_noise_is_drawn_again_only_for_a_round_that_is_paid_again(tmp_path:
         shutil.copy(ahead / name, folder / name)
     found = run(method, SECURE, 12, out=folder)
     assert found.finished
-    assert [(line["round"], line["attempt"], line["charged"]) for line in events(folder)][6:10] == [
+    assert [(line["round"], line["attempt"], line["charged"]) for line in releases(folder)][6:10] == [
         (6, 0, 1),
         (7, 0, 0),
         (7, 1, 1),
         (8, 0, 0),
     ]
-    assert sum(line["charged"] for line in events(folder)) == 5
+    assert sum(line["charged"] for line in releases(folder)) == 5
     assert found.privacy is not None
     assert found.privacy.epsilon == pytest.approx(
         gaussian_epsilon(math.sqrt(5) / (SIGMA * math.sqrt(N)), 1e-5), rel=1e-6

@@ -17,6 +17,8 @@ from normec.experiments import build
 from normec.gradients.choice import choose_engine
 from normec.settings import make
 
+from ...support.runs import releases
+
 SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
 
 
@@ -40,9 +42,8 @@ def problem(model: torch.nn.Module | None = None, kind: Any = TensorDataset) -> 
     return Problem(model or torch.nn.Linear(5, 3), torch.nn.functional.cross_entropy, data)
 
 
-def releases(folder: Path) -> list[int]:
-    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    return [k for line in lines[1:] for k in range(line["round"], line["round"] + line["count"])]
+def released_rounds(folder: Path) -> list[int]:
+    return [k for line in releases(folder) for k in range(line["round"], line["round"] + line["count"])]
 
 
 def test_a_finished_run_opened_again_reports_what_it_spent(tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ def test_a_finished_run_opened_again_reports_what_it_spent(tmp_path: Path) -> No
 def test_a_round_in_which_nobody_was_drawn_is_a_release_too(seed: int, tmp_path: Path) -> None:
     privacy = Privacy(**SUM, sampling=0.1)
     run = train(problem(), NormEC(0.1, 0.05), lr=0.1, rounds=10, seed=seed, privacy=privacy, out=tmp_path / "run")
-    assert releases(tmp_path / "run") == list(range(10))
+    assert released_rounds(tmp_path / "run") == list(range(10))
     assert run.privacy is not None
     assert run.privacy.releases == 10
     assert run.privacy.epsilon == pytest.approx(8, rel=1e-3)

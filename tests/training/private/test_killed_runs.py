@@ -20,7 +20,7 @@ from scipy.stats import norm
 from normec import DPSGD, Callback, Clip, Logging, Method, NormEC, Privacy, Problem, Storage, UsageError, train
 from normec.storage.releases import Releases
 
-from ...support.runs import StopAt, results, snapshot
+from ...support.runs import StopAt, releases, results, snapshot
 from ...support.waiting import LIMIT
 from .killing import private_run, problem
 
@@ -38,10 +38,6 @@ class CopyAndStop(StopAt):
         if round == self.at:
             shutil.copytree(self.folder, self.copy)
         super().round(round)
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()][1:]
 
 
 def killed_everywhere(folder: Path, noise: str, rounds: int, step: int) -> list[Path]:
@@ -111,7 +107,7 @@ def test_secure_noise_is_drawn_and_paid_for_once_a_round_but_for_the_round_under
     assert len(runs) > 30
     repeated = 0
     for run in runs:
-        paid = Counter(line["round"] for line in lines(run))
+        paid = Counter(line["round"] for line in releases(run))
         extra = sum(paid.values()) - len(paid)
         assert extra <= 1, run.name
         assert set(paid) == set(range(3 - extra)), run.name  # the budget is for three releases
@@ -131,11 +127,11 @@ def test_a_row_of_correlated_noise_that_is_drawn_again_is_charged_in_full(tmp_pa
     assert len(runs) > 20
     repeated = 0
     for run in runs:
-        paid = Counter(line["round"] for line in lines(run))
+        paid = Counter(line["round"] for line in releases(run))
         extra = sum(paid.values()) - len(paid)
         assert extra <= 1, run.name
         assert set(paid) == set(range(5)), run.name
-        assert sum(line["charged"] for line in lines(run)) == 2 + extra, run.name
+        assert sum(line["charged"] for line in releases(run)) == 2 + extra, run.name
         drawn = (run.parent / f"{run.name}.draws").read_text().split()
         assert len(drawn) <= sum(paid.values()), f"{run.name} has drawn noise that was not paid for"
         assert len(set(drawn)) == len(drawn)
@@ -181,7 +177,7 @@ def test_a_killed_run_with_secure_noise_goes_on_to_the_same_state_for_nothing(
     assert all(torch.equal(kept[name], again[name]) for name in kept)
     done = train(problem(), METHODS[method], out=twin, **options)
     assert done.finished
-    assert [line["round"] for line in lines(twin)] == list(range(24))
+    assert [line["round"] for line in releases(twin)] == list(range(24))
     assert done.privacy is not None
     assert done.privacy.epsilon == pytest.approx(5, rel=1e-6)
 
@@ -193,7 +189,7 @@ def test_memories_that_take_the_noise_are_saved_every_round(tmp_path: Path) -> N
     copying = CopyAndStop(7, tmp_path / "run", tmp_path / "killed")
     train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", callbacks=[copying], **options)
     done = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "killed", **options)
-    assert [line["round"] for line in lines(tmp_path / "killed")] == [0, 1, 2, 3, 4, 5, 6, 6, 7]
+    assert [line["round"] for line in releases(tmp_path / "killed")] == [0, 1, 2, 3, 4, 5, 6, 6, 7]
     assert done.stopped is not None
 
 
@@ -208,7 +204,7 @@ def test_releases_cut_short_or_lost_are_paid_for_again(killed: Path) -> None:
     path = killed / "checkpoint/releases.jsonl"
     path.write_bytes(path.read_bytes()[:-30])
     done = private_run(killed, "secure", 9)
-    assert [line["round"] for line in lines(killed)] == [0, 1, 2, 3, 4, 4, 5, 6, 7]
+    assert [line["round"] for line in releases(killed)] == [0, 1, 2, 3, 4, 4, 5, 6, 7]
     assert done.stopped is not None
     assert done.state.round == 8
 

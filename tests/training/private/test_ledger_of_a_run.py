@@ -22,7 +22,7 @@ from normec.errors import UsageError
 from normec.experiments import results
 from normec.report.run_view import read_run
 
-from ...support.runs import EndAt, StopAt, snapshot
+from ...support.runs import EndAt, StopAt, releases, snapshot
 from ...support.waiting import LIMIT
 
 RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "storage": Storage(checkpoint_seconds=1000.0)}
@@ -35,18 +35,15 @@ def problem() -> Any:
     )
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_every_round_is_one_line_with_its_running_epsilon(tmp_path: Path, noise: str) -> None:
     privacy = Privacy(epsilon=5, trust="secure-sum", noise=noise)  # type: ignore[arg-type]
     run = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
-    header, *releases = lines(tmp_path / "run")
+    header = json.loads((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[0])
     assert header["privacy"]["epsilon"] == 5
-    assert [line["round"] for line in releases] == list(range(12))
-    epsilons = [line["epsilon"] for line in releases]
+    paid = releases(tmp_path / "run")
+    assert [line["round"] for line in paid] == list(range(12))
+    epsilons = [line["epsilon"] for line in paid]
     assert epsilons == sorted(epsilons)
     assert epsilons[-1] == pytest.approx(5, rel=1e-6)
     assert run.privacy is not None
@@ -61,7 +58,7 @@ def test_a_resumed_simulation_is_not_charged_twice(tmp_path: Path) -> None:
     again = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
     assert torch.equal(again.x, whole.x)
     assert again.history.rows == whole.history.rows
-    assert len(lines(tmp_path / "run")) == 13
+    assert len(releases(tmp_path / "run")) == 12
 
 
 class StopFirst(Callback):
@@ -86,7 +83,7 @@ def test_a_run_that_is_interrupted_before_its_first_round_can_be_read_and_contin
         assert (tmp_path / "report.html").exists()
     assert train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, **RUN).finished
     if privacy is not None:
-        assert len(lines(tmp_path)) == 13
+        assert len(releases(tmp_path)) == 12
 
 
 class Fails(Callback):
@@ -106,7 +103,7 @@ def test_a_result_that_is_older_than_the_ledger_does_not_understate_what_was_spe
     first = train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[ending], **RUN)
     with pytest.raises(MemoryError):
         train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[Fails()], **RUN)
-    paid, spent = lines(tmp_path)[-1], load(tmp_path).privacy
+    paid, spent = releases(tmp_path)[-1], load(tmp_path).privacy
     assert first.privacy is not None
     assert spent is not None
     assert spent.epsilon == max(first.privacy.epsilon, paid["epsilon"])
@@ -150,15 +147,15 @@ def test_secure_noise_whose_record_is_lost_is_drawn_and_paid_again_until_the_bud
     """Killed after 8 rounds with a checkpoint of round 1, releases lost: 1 … 7 are drawn anew, only 12 are allowed."""
     folder = tmp_path / "run"
     assert killed(folder, 8, "secure").returncode == -signal.SIGKILL
-    assert len(lines(folder)) == 9
+    assert len(releases(folder)) == 8
     (folder / "checkpoint" / "releases.jsonl").unlink()
     done = killed(folder, -1, "secure")
     assert done.returncode == 0, done.stderr
     assert "would bring epsilon" in done.stdout
-    releases = lines(folder)[1:]
-    assert [line["round"] for line in releases] == [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
-    assert [line["attempt"] for line in releases] == [0] * 8 + [1] * 4
-    assert releases[-1]["epsilon"] <= 5 * (1 + 1e-9)
+    paid = releases(folder)
+    assert [line["round"] for line in paid] == [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
+    assert [line["attempt"] for line in paid] == [0] * 8 + [1] * 4
+    assert paid[-1]["epsilon"] <= 5 * (1 + 1e-9)
     latest = json.loads((folder / "checkpoint" / "latest.json").read_text())
     assert latest["round"] == 5  # the model of that moment
 
@@ -171,7 +168,7 @@ def test_seeded_noise_killed_goes_on_to_the_same_bits_at_no_extra_cost(tmp_path:
     whole = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "whole", privacy=privacy, **RUN)
     again = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
     assert torch.equal(again.x, whole.x)
-    assert len(lines(tmp_path / "run")) == len(lines(tmp_path / "whole")) == 13
+    assert len(releases(tmp_path / "run")) == len(releases(tmp_path / "whole")) == 12
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
