@@ -21,6 +21,8 @@ from normec.sampling.batches import PoissonBatches
 from normec.training.options import Options
 from normec.training.train import prepare
 
+from ..support.datasets import Fetched
+
 CLIENTS, CLASSES, FEATURES = 8, 3, 5
 
 
@@ -346,10 +348,6 @@ class Watched(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             cls.seen += [len(one) for one in args if isinstance(one, Tensor) and one.ndim]
         return super().__torch_function__(func, types, args, kwargs or {})
-
-
-class Fetched(TensorDataset):
-    """Items are fetched one by one."""
 
 
 @pytest.mark.parametrize(("kind", "engine"), [(TensorDataset, "shared"), (Fetched, "loop")])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import pairwise
-from statistics import NormalDist
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,18 +17,9 @@ from torch.utils.data import Dataset, TensorDataset
 from normec import Privacy, Problem, PublicFacts, Suggestion, UsageError, suggest, train
 from normec.training import suggestion as rule
 
+from ..support.gaussian_mechanism import gaussian_mu
+
 FACTS = PublicFacts(clients=100, dimension=650)
-PHI = NormalDist().cdf
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """μ of the Gaussian mechanism with this (ε, δ), by bisection of δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
-    low, high = 1e-3, 50.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        spent = PHI(middle / 2 - epsilon / middle) - math.exp(epsilon) * PHI(-middle / 2 - epsilon / middle)
-        low, high = (middle, high) if spent < delta else (low, middle)
-    return low
 
 
 def unseen(_: Tensor) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -17,7 +16,6 @@ import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 from safetensors.torch import load_file
-from scipy.stats import norm
 from torch import Tensor
 
 import normec.privacy.mechanism
@@ -48,6 +46,8 @@ from normec.training.communicator import SingleProcess
 from normec.training.options import Options
 from normec.training.train import prepare
 
+from ...support.gaussian_mechanism import gaussian_epsilon
+from ...support.reference import seeded_noise
 from ...support.runs import EndAt, InterruptAt, StopAt, releases
 
 N, D, ROUNDS, GROUPS, LR, SIGMA = 7, 6, 200, 3, 0.05, 0.4
@@ -75,13 +75,8 @@ def mechanism_of(method: Method, privacy: Privacy = CENTRAL, rounds: int = ROUND
 
 
 def independent_noise(name: str, rounds: int = ROUNDS) -> Any:
-    """z of every round by the definition of seeded noise: NumPy's PCG64DXSM, keyed by the path."""
-    rows = []
-    for t in range(rounds):
-        path = [1, name, "round", t, "attempt", 0, "sum"]
-        key = int.from_bytes(hashlib.sha256(json.dumps(path).encode()).digest(), "little")
-        rows.append(SIGMA * math.sqrt(N) * np.random.Generator(np.random.PCG64DXSM(key)).standard_normal(D))
-    return np.array(rows)
+    """z of every round."""
+    return np.array([SIGMA * math.sqrt(N) * seeded_noise(1, name, t, D) for t in range(rounds)])
 
 
 def matrix(mechanism: Mechanism, rounds: int = ROUNDS) -> Any:
@@ -159,16 +154,6 @@ def test_one_band_is_independent_noise_to_the_bit() -> None:
     assert torch.equal(one.x, none.x)
     assert not one.state.noise
     assert not torch.equal(one.x, run(DPSGD(Clip(1.0)), CENTRAL, 20).x)
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """ε of a μ-GDP mechanism by bisection of its trade-off function."""
-    low, high = 0.0, 100.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        lost = norm.cdf(-middle / mu + mu / 2) - math.exp(middle) * norm.cdf(-middle / mu - mu / 2)
-        low, high = (middle, high) if lost > delta else (low, middle)
-    return high
 
 
 def epsilon_by_matrices(mechanism: Mechanism, participation: Rotation, rounds: int, rows: int = 0) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Compute, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
 from normec.errors import UsageError
@@ -17,22 +17,10 @@ from normec.experiments import build
 from normec.gradients.choice import choose_engine
 from normec.settings import make
 
+from ...support.datasets import Fetched
 from ...support.runs import releases
 
 SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
-
-
-class Listed(Dataset[Any]):
-    """Not a TensorDataset: its items are fetched one by one."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.x[i], self.y[i]
 
 
 def problem(model: torch.nn.Module | None = None, kind: Any = TensorDataset) -> Problem:
@@ -85,7 +73,7 @@ def test_empty_rounds_run_in_every_engine_and_trust(engine: str, trust: str) -> 
 
 
 @pytest.mark.quick_cases(3)
-@pytest.mark.parametrize("kind", [TensorDataset, Listed])
+@pytest.mark.parametrize("kind", [TensorDataset, Fetched])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_empty_batches_are_zero_gradients(kind: Any, clip: float | None) -> None:
     privacy = Privacy(epsilon=8, unit="record", trust="local", record_clip=clip)

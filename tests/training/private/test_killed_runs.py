@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -14,12 +15,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from scipy.optimize import brentq
-from scipy.stats import norm
 
 from normec import DPSGD, Callback, Clip, Logging, Method, NormEC, Privacy, Problem, Storage, UsageError, train
 from normec.storage.releases import Releases
 
+from ...support.gaussian_mechanism import gaussian_epsilon, gaussian_mu
 from ...support.runs import StopAt, releases, results, snapshot
 from ...support.waiting import LIMIT
 from .killing import private_run, problem
@@ -87,18 +87,8 @@ def test_epsilon_of_a_row_does_not_depend_on_what_was_reserved_later(tmp_path: P
     assert epsilons == sorted(epsilons)
     assert len(set(epsilons)) == 100  # two rounds at a time are paid for
     for row in resumed.history.rows[:-1]:  # never below what had been released: rounds 0 … k
-        assert row["epsilon"] >= _epsilon(row["round"] + 1)
-
-
-def _epsilon(releases: int) -> float:
-    """By the Gaussian mechanism's own formula, solved by bisection; σ as for 200 releases at ε = 5."""
-
-    def delta(epsilon: float, mu: float) -> float:
-        return float(norm.cdf(-epsilon / mu + mu / 2) - torch.e**epsilon * norm.cdf(-epsilon / mu - mu / 2))
-
-    whole = brentq(lambda mu: delta(5, mu) - 1e-5, 0.01, 10)
-    mu = whole * (releases / 200) ** 0.5
-    return float(brentq(lambda epsilon: delta(epsilon, mu) - 1e-5, 0, 10)) * (1 - 1e-6)
+        made = gaussian_mu(5, 1e-5) * math.sqrt((row["round"] + 1) / 200)  # σ is that of 200 releases at ε = 5
+        assert row["epsilon"] >= gaussian_epsilon(made, 1e-5) * (1 - 1e-6)
 
 
 @pytest.mark.slow

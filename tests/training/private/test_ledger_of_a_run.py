@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from normec import Callback, NormEC, Privacy, Problem, Storage, load, train
+from normec import Callback, NormEC, Privacy, Storage, load, train
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
 from normec.experiments import results
@@ -24,15 +24,9 @@ from normec.report.run_view import read_run
 
 from ...support.runs import EndAt, StopAt, releases, snapshot
 from ...support.waiting import LIMIT
+from .killing import problem
 
 RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "storage": Storage(checkpoint_seconds=1000.0)}
-
-
-def problem() -> Any:
-    centres = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Problem.from_functions(
-        [lambda x, c=c: ((x - c) ** 2).sum() for c in centres], torch.zeros(6, dtype=torch.float64)
-    )
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
@@ -119,7 +113,8 @@ def test_a_result_that_is_older_than_the_ledger_does_not_understate_what_was_spe
 
 KILLED = """
 import os, signal, sys
-from tests.training.private.test_ledger_of_a_run import RUN, problem
+from tests.training.private.killing import problem
+from tests.training.private.test_ledger_of_a_run import RUN
 from normec import Callback, NormEC, Privacy, train
 class Die(Callback):
     def round(self, round):

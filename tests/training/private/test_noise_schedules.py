@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -23,6 +22,7 @@ from normec.sampling.participation import Poisson, drawn_clients
 from normec.training.options import Options
 from normec.training.train import prepare
 
+from ...support.reference import seeded_noise
 from ...support.runs import StopAt, releases, snapshot
 
 N, D, ROUNDS = 5, 6, 200
@@ -42,13 +42,6 @@ def planes(dimension: int) -> Any:
     return Problem.from_functions(
         [lambda x, s=s: (s * x).sum() for s in slopes], torch.zeros(dimension, dtype=torch.float64)
     )
-
-
-def drawn_noise(name: str, round: int, sigma: float) -> Any:
-    """The noise of a sum by the definition of seeded noise: NumPy's PCG64DXSM, keyed by the path."""
-    path = [1, name, "round", round, "attempt", 0, "sum"]
-    key = int.from_bytes(hashlib.sha256(json.dumps(path).encode()).digest(), "little")
-    return sigma * np.random.Generator(np.random.PCG64DXSM(key)).standard_normal(D)
 
 
 @pytest.mark.quick_cases(3)
@@ -71,7 +64,7 @@ def test_the_trajectory_is_that_of_a_loop_by_hand(decay: float, rate: float) -> 
     x, estimate, memory = np.zeros(D), np.zeros(D), np.zeros((N, D))
     for t in range(ROUNDS):
         drawn = drawn_clients(Poisson(rate), N, t, 1) if rate < 1 else None
-        total = drawn_noise(mechanism.name, t, sigmas[t] * math.sqrt(N))
+        total = sigmas[t] * math.sqrt(N) * seeded_noise(1, mechanism.name, t, D)
         for i in range(N):
             kept = (1 - decay) * memory[i]
             if drawn is None or i in drawn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from normec import (
     DPSGD,
@@ -34,23 +33,11 @@ from normec.privacy import Account, Event
 from normec.sampling.random_streams import Key
 from normec.training import loop, repeatability
 
+from ...support.datasets import Fetched
 from ...support.runs import StopAt, releases
 
 ROUNDS, STOPPED = 8, 3
 PRIVACY = Privacy(sigma=2.0, trust="secure-sum", noise="seeded")
-
-
-class Lazy(Dataset[Any]):
-    """Records that are fetched one by one, and may be others the next time."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        return self.data[i]
 
 
 class Own(ErrorFeedback):
@@ -67,7 +54,7 @@ def problem(lazy: bool = False, moved: float = 0.0) -> Problem:
         TensorDataset(torch.randn(6, 5, generator=draw), torch.randint(0, 3, (6,), generator=draw)) for _ in range(4)
     ]
     data[1].tensors[0].add_(moved)
-    parts: Sequence[Dataset[Any]] = [Lazy(part) for part in data] if lazy else data
+    parts = [Fetched(*part.tensors) for part in data] if lazy else data
     return Problem(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), F.cross_entropy, parts)
 
 

@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy.optimize import brentq
-from scipy.stats import norm
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -42,6 +40,7 @@ from normec.algorithms.client_momentum import Clip21SGD2M, MomentumNormEC
 from normec.models import Softmax
 from normec.privacy.noise import SeededNoise
 
+from ...support.gaussian_mechanism import gaussian_epsilon
 from ...support.runs import EndAt
 
 ROUNDS, DELTA = 6, 1e-5
@@ -99,13 +98,7 @@ def noise_faced(seen: Drawn, privacy: Privacy, weights: Sequence[float]) -> list
 
 def epsilon_of_gaussians(shifts: Sequence[float]) -> float:
     """ε at δ of Gaussian releases whose means move by these multiples of their standard deviations."""
-    mu = math.sqrt(sum(shift**2 for shift in shifts))
-
-    def delta(epsilon: float) -> float:
-        above, below = norm.cdf(mu / 2 - epsilon / mu), norm.logcdf(-mu / 2 - epsilon / mu)
-        return float(above - math.exp(epsilon + below))
-
-    return float(brentq(lambda epsilon: delta(epsilon) - DELTA, 0.0, mu**2 + 20 * mu, xtol=1e-12))
+    return gaussian_epsilon(math.sqrt(sum(shift**2 for shift in shifts)), DELTA)
 
 
 def epsilon_of_sampled(shifts: Sequence[float], rate: float, pessimistic: bool) -> float:
