@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normec import (
@@ -72,15 +72,15 @@ def test_adaptive_clipping_gets_the_share_of_the_clients_that_take_part(particip
 
 
 class FirstTwo:
-    """A rule of the user's own."""
+    """A rule of the user's own, which states no share."""
 
-    def draw(self, clients: int, round: int, seed: int) -> torch.Tensor:  # noqa: ARG002
+    def draw(self, clients: int, round: int, seed: int) -> Tensor:  # noqa: ARG002
         return torch.arange(2)
 
 
 def test_only_methods_that_need_the_share_refuse_a_rule_whose_share_is_not_known() -> None:
     assert train(problem(), "normec", rounds=2, participation=FirstTwo()).state.messages == 4
-    with pytest.raises(UsageError, match=r"dpsgd-adaptive needs the share .* which is not known of FirstTwo; give the"):
+    with pytest.raises(UsageError, match=r"dpsgd-adaptive depends on the share .* which FirstTwo does not state; give"):
         train(problem(), "dpsgd-adaptive", rounds=2, participation=FirstTwo())
 
 

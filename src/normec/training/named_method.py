@@ -51,7 +51,7 @@ def method_of(
 
 
 def _share(method: str, participation: Participation | None, clients: int) -> float:
-    """The share of the clients that take part in a round."""
+    """Return the share of the clients that take part in a round."""
     match participation:
         case None | Everyone():
             return 1.0
@@ -62,8 +62,8 @@ def _share(method: str, participation: Participation | None, clients: int) -> fl
         case Rotation(groups, rate):
             return rate / groups
     raise UsageError(
-        f"{method} needs the share of the clients that take part in a round, which is not known of "
-        f"{type(participation).__name__}; give the method as an object, with its setting participation"
+        f"{method} depends on the share of the clients that take part, which {type(participation).__name__} does not "
+        "state; give the method as an object, with its setting participation"
     )
 
 
