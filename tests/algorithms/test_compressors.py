@@ -11,16 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from normec import EF21, Identity, RandK, TopK, UsageError
 from normec.sampling.random_streams import Key, Stream
 
+from ..support.draws import normal
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @settings(max_examples=200, deadline=None)
@@ -70,8 +67,8 @@ def test_rand_k_contracts_in_expectation_and_keeps_all_coordinates_alike() -> No
     expected = 1 - k / d
     assert abs(float(lost.mean()) - expected) < 5 * float(lost.std()) / math.sqrt(draws)
     assert RandK(k).contraction(1.0, d) ** 2 == pytest.approx(expected)
-    pairs = {tuple(row.nonzero()[:, 0].tolist()) for row in chosen}
-    assert pairs == set(itertools.combinations(range(d), k))  # every subset occurs
+    subsets = {tuple(row.nonzero()[:, 0].tolist()) for row in chosen}
+    assert subsets == set(itertools.combinations(range(d), k))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -75,7 +75,7 @@ def test_under_vmap_and_with_leading_dimensions_nothing_changes() -> None:
         assert torch.equal(torch.vmap(augment)(images, u[..., :draws]), one_by_one)
 
 
-def test_flip_mirrors_where_told() -> None:
+def test_flip_mirrors_images_whose_draw_is_below_one_half() -> None:
     images = torch.arange(12).view(2, 1, 2, 3)
     out = Flip()(images, torch.tensor([[0.49], [0.5]]))
     assert out[0, 0].tolist() == [[2, 1, 0], [5, 4, 3]]

@@ -75,7 +75,7 @@ def test_assignments(text: str, expected: object) -> None:
     assert parse_assignment(text)[1] == expected
 
 
-def test_every_method_has_settings_that_build(tmp_path: Path) -> None:  # noqa: ARG001
+def test_every_method_has_settings_that_build() -> None:
     for name in CATALOGUE:
         for private in (True, False):
             config = make({"method": name, "private": private})

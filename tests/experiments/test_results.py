@@ -85,7 +85,7 @@ def test_the_step_size_is_chosen_on_validation_data_by_the_mean_over_seeds(tmp_p
     assert (rows[0.2]["lr"], rows[0.2]["edge"]) == (1.0, "lr")
 
 
-def test_test_data_decides_only_when_told(tmp_path: Path) -> None:
+def test_test_data_decides_only_if_that_is_asked_for(tmp_path: Path) -> None:
     records = fill(tmp_path)
     for column in tuning.TEST:
         with pytest.raises(UsageError, match="would choose settings on test data"):
@@ -179,7 +179,7 @@ def test_the_same_configuration_counts_once(tmp_path: Path) -> None:
     assert found.notes == [f"found twice, counted once: {tmp_path / 'a'} is the same run as {tmp_path / 'b'}"]
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there are no runs in"):
         results.collect([tmp_path])
     with pytest.raises(UsageError, match="there is no"):

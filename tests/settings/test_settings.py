@@ -119,7 +119,7 @@ def test_every_setting_is_described() -> None:
     ],
 )
 def test_runs_keep_their_names(settings: dict[str, Any], digest: str) -> None:
-    """Folders of sweeps and committed records are known by these digests; they were taken before the declaration."""
+    """Folders of sweeps and committed records are known by these digests, which therefore must not change."""
     assert make(settings).digest() == digest
 
 
