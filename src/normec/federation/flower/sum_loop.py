@@ -172,11 +172,11 @@ class _Sums(Correspondence):
         coordinator = self._coordinator
         if self._waits():
             return False
-        return coordinator.left >= coordinator.needed or (coordinator.ready and coordinator.stage != "keys")
+        return coordinator.answered >= coordinator.needed or (coordinator.ready and coordinator.stage != "keys")
 
     def _close(self) -> None:
         coordinator, round, attempt = self._coordinator, self._coordinator.round, self._coordinator.attempt
-        stage, left = coordinator.stage, coordinator.left
+        stage, left = coordinator.stage, coordinator.answered
         coordinator.close_exchange()
         if coordinator.round > round:
             self._say(f"round {round}: a sum of {coordinator.summed} of {len(coordinator.parties)} parties")

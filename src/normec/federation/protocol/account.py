@@ -9,7 +9,7 @@ multipliers depend on it. Messages of runs without noise have lines of another k
 them.
 
 A party that lost its disk charges itself for all messages that it may have made before (`recover`): those that the
-server accepted, and one for each earlier handshake, because a message may have been under way each time.
+server accepted or dropped, and one for each earlier handshake, because a message may have been under way each time.
 
 A ledger that is shorter than the rest of the party's folder implies is refused. Every state holds the head that the
 ledger had when the state was written, and the file `MARK` records that a ledger was begun, even if the states and the

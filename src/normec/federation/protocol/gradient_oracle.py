@@ -8,8 +8,9 @@ all other records keep their bits, whichever records stand beside them (`gradien
 
 A party holds one client's records and knows its number i among the parties. All random choices (batches, augmentation,
 dropout, a random operator) come from streams keyed by (seed, client, round), so a party that is asked as client i
-draws what client i of `normec.train` draws. Poisson batches of records are the exception, unless the noise is a
-simulation too: their coins must be secret, so the party draws them from the operating system's generator.
+draws what client i of `normec.train` draws. The exception are gradients that are clipped record by record: their
+Poisson batches, augmentations and dropout masks must be secret, so the party draws them from the operating system's
+generator, unless the noise is seeded too.
 """
 
 from __future__ import annotations
@@ -260,6 +261,5 @@ class _OwnBatches:
 
     def padded(self, clients: Tensor, round: int | Tensor) -> tuple[Tensor, Tensor]:
         batches = self._of_all
-        return batches.tables(clients, torch.as_tensor(round)[None])[0], batches.sizes[clients].clamp(
-            max=batches.batch_size
-        )
+        table = batches.tables(clients, torch.as_tensor(round)[None])[0]
+        return table, batches.sizes[clients].clamp(max=batches.batch_size)

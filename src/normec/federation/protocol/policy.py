@@ -100,19 +100,19 @@ class Policy(BaseModel):
         if method.name not in map(short_name, self.methods):
             return Verdict("terms", f"method {method.name} is not among methods = {self.methods}")
         if terms.noise not in NOISES:
-            return Verdict("terms", f"unknown noise {terms.noise}")
+            return Verdict("terms", f"noise {terms.noise} is not one of {', '.join(NOISES)}")
         if terms.noise == "none":
             if self.allow_without_noise:
                 return None
             return Verdict("noise", "the run has no noise, and allow_without_noise = false")
         if self.epsilon is None:
-            return Verdict("budget", "the policy has no epsilon, so nothing may be spent")
+            return Verdict("budget", "the policy has no epsilon, so nothing may be spent; state one to take part")
         if terms.noise == "seeded" and not self.simulation:
             return Verdict("noise", "seeded noise protects nobody, and simulation = false")
         if terms.trust not in self.trusts:
             return Verdict("terms", f"trust {terms.trust} is not among trusts = {self.trusts}")
         if terms.unit not in self.accepted_units:
-            return Verdict("terms", f"the run protects a {terms.unit}, which is not among {self.accepted_units}")
+            return Verdict("terms", f"unit {terms.unit} is not among units = {self.accepted_units}")
         if terms.relation != self.relation:
             return Verdict(
                 "terms", f"the run protects by {terms.relation}, the party's account is kept for {self.relation}"

@@ -31,7 +31,9 @@ def record_terms(
         )
     given = list(records) if len(records) > 1 else list(records) * parties
     if len(given) != parties:
-        raise UsageError(f"records must be one number for each of the {parties} parties, or one for all")
+        raise UsageError(
+            f"records must be one number for each of the {parties} parties, or one for all, got {len(given)}"
+        )
     terms = [RecordTerms.of(privacy, number, plan.batch_rate) for number in given]
     for own in terms:
         if own is not None and not own.divisor >= 1:
@@ -67,7 +69,7 @@ def mechanism_of(
         return None
     if privacy.sampling is not None:
         raise UsageError(
-            "a federation claims no amplification by sampling, for it is no secret who is asked; drop sampling"
+            "a federation claims no amplification by sampling, because it is no secret who is asked; leave out sampling"
         )
     if privacy.correlates:
         raise UsageError(

@@ -34,7 +34,7 @@ from ..secure_sum.terms import Terms
 from ..secure_sum.wire import Invitation, attempt_of, decode_requests, encode
 from ..secure_sum.wire import Refusal as SumRefusal
 from .client_message import in_words
-from .departure import left
+from .departure import check_departure
 from .gradient_oracle import GradientOracle
 from .introduction import Introduction, introduce
 from .journal import JOURNAL, Journal
@@ -55,7 +55,7 @@ class SumParty:
         folder: The party's folder, which all its runs share.
         policy: The party's policy, with the paths of its roster and of its key.
         oracle: The gradients of the party's data.
-        noise: The source of the noise.
+        noise: The source of the noise (default: the operating system's generator).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SumParty:
         except WireError as error:
             return self._refusal(Refusal(run, node, round, "malformed"), str(error))
         try:
-            departed = left(self.folder, run)
+            departed = check_departure(self.folder, run)
             if departed is not None:
                 raise Refused("terms", departed.exact)
             if request.purpose == "roster":
