@@ -16,7 +16,7 @@ from normec import DPSGD, Clip, NormEC, Privacy
 from normec.errors import UsageError
 from normec.federation.flower.mailbox import Incoming
 from normec.federation.flower.presence import Timeouts
-from normec.federation.flower.roster import OnlineParty
+from normec.federation.flower.run_parties import OnlineParty
 from normec.federation.flower.sum_loop import run_sums
 from normec.federation.protocol import party_state, server_state
 from normec.federation.protocol.account import read_releases
@@ -205,7 +205,7 @@ def test_the_terms_of_one_run_under_the_name_of_another(federation: SummingHospi
         ({"least_colluding": 2}, "terms", "least_colluding = 2"),
         ({"least_sigma": 100.0}, "terms", "below least_sigma"),
         ({"methods": ["normec"]}, "terms", "dpsgd is not among"),
-        ({"units": ["record"]}, "terms", "protects a client"),
+        ({"units": ["record"]}, "terms", "unit client is not among units"),
         ({"relation": "replace"}, "terms", "zero-out"),
         ({"runs": ["study"]}, "terms", "run trial is not among"),
         ({"largest_model": 3}, "terms", "largest_model = 3"),
@@ -365,7 +365,7 @@ def test_a_request_for_a_single_message(federation: SummingHospitals) -> None:
     answer = party.answer(to_fields(agreement.request(0, x, None)))
     assert isinstance(answer, Refusal)
     assert answer.reason == "terms"
-    assert "allows none" in exact(federation, "a")
+    assert "under which none is sent" in exact(federation, "a")
     assert paid(federation) == [0, 0, 0, 0]
 
 

@@ -69,7 +69,7 @@ def read(body: bytes, most: int | None = None) -> Iterator[memoryview]:
 
 
 def field(number: int, size: int) -> bytes:
-    """What comes before the bytes of a string of `size` bytes in a protobuf message."""
+    """The tag and the length that come before a string of `size` bytes in a protobuf message."""
     found = bytearray([number << 3 | 2])
     while size >= 0x80:
         found.append(size & 0x7F | 0x80)

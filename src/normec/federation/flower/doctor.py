@@ -2,7 +2,7 @@
 
 The checks use the party's own files and one connection to the server, which is signed with the party's key and changes
 nothing there. A run's terms, if the party has them, are compared with its policy and its account by the same code that
-answers requests, so a run that passes is refused only if something changes.
+answers requests, so neither of the two refuses a run that passes, unless something changes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..protocol.departure import departures
 from ..protocol.policy import Policy, load_policy
 from ..protocol.price import priced
 from .party_file import PartyFile
-from .roster import name_of
+from .run_parties import name_of
 from .scaffold import schema_of
 from .signed_terms import SignedTerms, files_of, raw_key
 from .supernode import load_client, load_task, read_private_key
@@ -58,7 +58,15 @@ class _Problem(Exception):  # noqa: N818  (carries a line to `_outcome`)
 
 
 def examine(party: PartyFile, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
-    """Make all checks, one after the other."""
+    """Make all checks, one after the other.
+
+    Args:
+        party: The files and the server of the party.
+        clock: The time in seconds since 1970, which is compared with the server's.
+
+    Yields:
+        The outcome of each check.
+    """
     yield _outcome("key", lambda: _key(party.key))
     yield _outcome("folder", lambda: _folder(party.folder))
     yield _outcome("disk space", lambda: _disk(party))
@@ -202,7 +210,7 @@ def _validity(check: str, what: str, begins: datetime, ends: datetime) -> str | 
 
 
 def _server(party: PartyFile) -> str | Finding:
-    """The TLS handshake: name, address, certificate and host name."""
+    """Connect to the server by TLS, and check its name and its certificate."""
     from cryptography import x509
 
     host, _, port = party.superlink.rpartition(":")
@@ -306,7 +314,7 @@ def _versions(theirs: dict[str, str]) -> str | Finding:
 
 
 def _terms(party: PartyFile, file: Path) -> str:
-    """Whether all signed, and what the party's policy and account say to the run."""
+    """Whether all parties signed, and whether the party's policy and account allow the run."""
     terms = SignedTerms.load(file)
     own = terms.party_of(read_private_key(party.key).public_key())
     terms.check_signed()

@@ -1,4 +1,4 @@
-"""Connections of the web server in which a request must begin in time, with a limited head, and responses be read.
+"""Limits of the web server's connections: on the size and the time of a request's head, and on unread responses.
 
 Uvicorn reads the head of a request, that is its address and its headers, before access control can refuse the request.
 It keeps a head of any length in memory, waits for the rest of it for ever, and queues all requests that arrive while

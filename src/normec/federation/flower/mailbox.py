@@ -111,7 +111,7 @@ class Mailbox:
                 pending = {name: one for name, one in pending.items() if self._newest[one.node] < one.number + AHEAD}
         except httpx.HTTPError:
             self._lose(waiting, "Flower did not take the request")
-        except RunNotRunningException:  # no party's fault; the roster raises an error
+        except RunNotRunningException:  # no party's fault; `RunParties.online` raises an error
             self._lose([*waiting, *pending.values()], "the run was stopped")
         except Exception as error:  # no party's fault either
             self._lose([*waiting, *pending.values()], f"the exchange failed ({type(error).__name__})")

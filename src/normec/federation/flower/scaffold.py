@@ -1,4 +1,4 @@
-"""`normec federation init`: write a Flower app that runs as it is, for the user's own model and data."""
+"""`normec federation init`: write a Flower app that runs as it is, and into which users put their model and data."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ access to the party's data, policy and ledger. This SuperNode uses Flower's own 
 key) and the `channel` of the SuperLink, and passes requests to the ClientApp that the party installed. It never fetches
 the app of a run. It also keeps its process, so it does not start Python or load data in every round.
 
-What the server sends is measured before it is read (`download`): a request has at most two vectors, x and a row, of the
-largest model that the party's policy allows.
+What the server sends is measured before it is read (`download`). The limits follow from the largest model that the
+party's policy allows (`limits_of`).
 """
 
 from __future__ import annotations
@@ -63,8 +63,15 @@ def run_supernode(
 ) -> None:
     """Answer the server's requests until SIGINT or SIGTERM, and wait for a server that is not running.
 
-    `allowed` are the limits of a request (`limits_of`). `patience` is the time in seconds after which the party
-    gives up if the server does not admit it, and `reach` if the server cannot be reached at the start.
+    Args:
+        app: The ClientApp that the party installed.
+        superlink: The address of the server, HOST:PORT.
+        root_certificates: The certificate of the authority that signed that of the server.
+        key: The party's private key.
+        node_config: What the app receives as the configuration of its node (`PartyFile.node_config`).
+        allowed: The limits of a request (`limits_of`).
+        patience: Seconds after which the party gives up if the server does not admit it.
+        reach: Seconds after which the party gives up if the server cannot be reached at the start.
 
     Raises:
         NotAdmitted: The server does not admit the party.
@@ -126,8 +133,8 @@ def limited_client(allowed: MessageLimits) -> type[FleetHttpClient]:
 def watched_client(client: type[FleetHttpClient], signals: Signals) -> type[FleetHttpClient]:
     """Return a client that ends the process by `signals` once the server no longer knows the party's key.
 
-    Flower's own answer is SIGINT, which looks like its owner's wish to stop, and a traceback in the thread of the
-    heartbeats.
+    Flower itself would send SIGINT, as if the owner wanted the party to stop, and print a traceback of the thread that
+    sends heartbeats.
     """
     import httpx
 
@@ -210,7 +217,7 @@ def _admitted(
                 if time.monotonic() > until:
                     raise NotAdmitted(
                         f"the server at {superlink} does not admit this party: its key is not registered there, "
-                        "or another process uses it"
+                        "or another process uses it; register the key, or stop that process"
                     ) from None
             time.sleep(1)
         yield fleet

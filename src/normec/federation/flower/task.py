@@ -1,4 +1,4 @@
-"""What the user of an app writes, and what follows from it: the problem of a party, the first model, its evaluation."""
+"""The user's code in an app (`Task`), and what is made of it: a party's problem, the first model, its evaluation."""
 
 from __future__ import annotations
 

@@ -144,17 +144,18 @@ def load(path: Path) -> PartyState | None:
         with safe_open(str(path), framework="pt") as file:
             kept = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-        function = _BLAKE if _BLAKE in kept else _SHA
-        if kept.get(function) != _checksum(kept.get("state", ""), tensors, function):
-            raise UsageError(f"{path} is damaged: its checksum differs")
-        written = json.loads(kept["state"])["format"]
-        if written != _FORMAT:
-            raise UsageError(
-                f"{path} has format {written}, this version of normec reads {_FORMAT}; use the one that wrote it"
-            )
-        return _read(kept["state"], tensors)
+        text, function = kept.get("state", ""), _BLAKE if _BLAKE in kept else _SHA
+        if kept.get(function) != _checksum(text, tensors, function):
+            raise ValueError("its checksum differs")
+        written = json.loads(text)["format"]
+        state = _read(text, tensors) if written == _FORMAT else None
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
+    if state is None:
+        raise UsageError(
+            f"{path} has format {written}, this version of normec reads {_FORMAT}; use the one that wrote it"
+        )
+    return state
 
 
 def _read(text: str, tensors: dict[str, Tensor]) -> PartyState:

@@ -113,9 +113,11 @@ class Identity:
     def load(cls, path: Path) -> Self:
         """Read the key from a PEM file. Raises `UsageError` if there is none."""
         try:
-            key = load_pem_private_key(read_bytes(path, _LARGEST_KEY_FILE), None)
+            content = read_bytes(path, _LARGEST_KEY_FILE)
         except FileNotFoundError:
             raise UsageError(f"there is no key at {path}; `normec federation identity` creates one") from None
+        try:
+            key = load_pem_private_key(content, None)
         except (ValueError, TypeError) as error:
             raise UsageError(f"{path} is not a private key in PEM without a password: {error}") from None
         if not isinstance(key, Ed25519PrivateKey):
