@@ -1,7 +1,10 @@
-"""A whole federation on this machine: a SuperLink, one process per party, and a run, over TLS; all processes end.
+"""Run a whole federation on this machine: a SuperLink and one process for each party, connected by TLS.
 
-OUT/            the folder of the run
-OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ DATA/ (an app, if none was given) parties/party-I/ inputs.json
+No process outlives the run.
+
+    OUT/            the folder of the run
+    OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ DATA/ (an app, if none was given) parties/party-I/
+                    inputs.json
 """
 
 from __future__ import annotations
@@ -92,7 +95,7 @@ class LocalOptions:
 
 
 class PartyStatus(NamedTuple):
-    """A party for people: its name, whether it is online, and its spending (`protocol.spending`), if it has any."""
+    """A party as it is displayed: its name, whether it is online, and its spending (`protocol.spending`), if any."""
 
     name: str
     presence: str
@@ -100,14 +103,22 @@ class PartyStatus(NamedTuple):
 
 
 class Federation:
-    """A context with a federation on this machine. Parties can be started, killed and started again."""
+    """A context with a federation on this machine. Parties can be started, killed and started again.
+
+    Args:
+        options: The app, the folder, the parties and the settings.
+
+    Raises:
+        UsageError: An option or a setting has a mistake; nothing is started then.
+    """
 
     def __init__(self, options: LocalOptions) -> None:
         self.out, self.home = options.out.resolve(), options.out.resolve() / "federation"
         self._options = options
         if options.example and options.count != len(heart_disease.HOSPITALS):
             raise UsageError(
-                f"{options.data} has {len(heart_disease.HOSPITALS)} hospitals, got --parties {options.count}"
+                f"{options.data} has {len(heart_disease.HOSPITALS)} hospitals, got --parties {options.count}; "
+                "leave out --parties"
             )
         self.app = options.app.resolve() if options.app is not None else self.home / options.data
         if options.app is None and not self.app.exists():
@@ -115,16 +126,18 @@ class Federation:
         _check_tables(self.app, options)
         usual = {**heart_disease.settings(options.config), **EXAMPLE_SECONDS} if options.example else {}
         own, given = app_config(self.app), {**usual, **options.config}
-        self.config = {**_taken_back(own, given), **given, "out": str(self.out), "parties": options.count}
+        self.config = {**_emptied_method_settings(own, given), **given, "out": str(self.out), "parties": options.count}
         self.settings = read({**own, **self.config})
-        build.statement(self.settings.run, self.settings.run.record_clip)  # a mistake shows before anything is started
+        build.statement(
+            self.settings.run, self.settings.run.record_clip
+        )  # reports a mistake before anything is started
         if self.settings.summed and options.flower_nodes:
             raise UsageError(
                 "Flower's SuperNodes start a process for every request, which forgets the secrets of a secure sum; "
                 "leave out --flower-nodes"
             )
         self.method = located(self.settings.run.method, self.app)
-        if is_own(self.method):  # so that a mistake in it shows before anything is started
+        if is_own(self.method):  # so that a mistake in it is reported before anything is started
             methods.build(self.settings.run.model_copy(update={"method": self.method}), 1)
         self._tls = certificates.make_server(self.home / "tls")
         _call_directly("127.0.0.1")
@@ -192,7 +205,7 @@ class Federation:
         folder, policy = self.folder(i), self._policy(i)
         if self._options.policy is None and not policy.exists():
             private_folder(folder)
-            write_atomic(policy, tomli_w.dumps(agreeing(self.settings, self.method)))
+            write_atomic(policy, tomli_w.dumps(permissive_policy(self.settings, self.method)))
         named: dict[str, Any] = {
             "partition-id": i,
             "num-partitions": self._options.count,
@@ -231,7 +244,7 @@ class Federation:
         return f"party-{i}"
 
     def title(self, i: int) -> str:
-        """The name of a party for people."""
+        """The name of a party in displays and in the roster."""
         return heart_disease.HOSPITALS[i] if self._options.example else self.name(i)
 
     def statuses(self) -> list[PartyStatus]:
@@ -273,10 +286,22 @@ def run(
     wanted: Callable[[], bool],
     show: Callable[[list[PartyStatus]], None] = lambda _: None,
 ) -> Result:
-    """Run a federation in `options.out`, or continue it there. It stops when it is no longer `wanted`.
+    """Run a federation in `options.out`, or continue it there. At the end, the run's page has what each party spent.
 
-    `show` is called now and then with the state of all parties. At the end, the page of the run shows what each party
-    has spent.
+    Args:
+        options: The app, the folder, the parties and the settings.
+        callbacks: Receive the rows of the run's history.
+        wanted: The run is interrupted when this returns False.
+        show: Is called about once a second with the state of all parties.
+
+    Returns:
+        The result of the run.
+
+    Raises:
+        UsageError: An option or a setting has a mistake, or the folder holds another federation.
+        Interrupted: The run is no longer wanted.
+        ChildProcessError: The SuperLink, a party or the server ended early; the message names its log.
+        TimeoutError: The SuperLink or the server's app did not start in time.
     """
 
     def check_wanted() -> None:
@@ -335,7 +360,7 @@ def _refuse_more_rounds(out: Path, known: Result, rounds: int | None) -> None:
 
 
 def _check_tables(app: Path, options: LocalOptions) -> None:
-    """Read the parties' tables once, so that a mistake in them shows before anything is started."""
+    """Read the parties' tables once, so that a mistake in them is reported before anything is started."""
     if not options.tables:
         if needs_tables(app):
             raise UsageError(
@@ -414,14 +439,14 @@ def app_config(app: Path) -> dict[str, Any]:
     return found
 
 
-def _taken_back(app: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
+def _emptied_method_settings(app: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
     """The app's settings that belong to its method, made empty, if another method is given."""
     if given.get("method", "") in ("", app.get("method")):
         return {}
     return {name: "" for name in OF_A_METHOD if app.get(name, "") != ""}
 
 
-def agreeing(settings: Settings, method: str | None = None) -> dict[str, Any]:
+def permissive_policy(settings: Settings, method: str | None = None) -> dict[str, Any]:
     """A policy that allows this run, for trials in which all parties belong to one user.
 
     Args:
