@@ -9,11 +9,11 @@
     least_sigma = 1.0        # the least noise that an observer must face, in units of a message's bound; in runs with
                              # unit = "record", in units of what one record can change
     largest_record_clip = 1.0  # of runs with unit = "record", which must then clip records; default: no rule
-    methods = ["normec"]     # also methods of installed packages, and FILE.py:CLASS in the folder of this file
+    methods = ["normec"]     # also methods of installed packages, and FILE.py:CLASS
     trusts = ["local"]       # add "secure-sum" for sums with the parties in `roster`, and "central" if the server may
                              # see messages without noise
-    roster = "roster.toml"   # with secure-sum: the parties and their keys, a file in the folder of this one
-    identity = "identity.pem"  # with secure-sum: the party's own key, a file in the folder of this one
+    roster = "roster.toml"   # with secure-sum: the parties and their keys
+    identity = "identity.pem"  # with secure-sum: the party's own key
     least_colluding = 1      # sums must stay private if so many other parties help the server
     accept_loss = false      # true continues a secure sum after the party's folder was lost or restored from a copy
     runs = ["any"]           # or the names of the runs to take part in
@@ -23,6 +23,8 @@
     allow_without_noise = false
     report_loss = false      # the training loss, which no noise covers
     witness = "/PATH"        # a file outside the party's folder that also counts the ledger's lines; default: none
+
+Paths are relative to the folder of the file.
 
 The settings of a method come from the server, and its code from the party. A custom method must therefore check its
 settings, and state a `bound` that holds for all of them.
@@ -179,7 +181,17 @@ class Policy(BaseModel):
 
 
 def load_policy(path: str | Path) -> Policy:
-    """Read a policy from a TOML file. Raises `UsageError` with one line that names the mistake."""
+    """Read a policy from a TOML file.
+
+    Args:
+        path: The file. Paths in it are relative to its folder.
+
+    Returns:
+        The policy, with paths that lead to these files from here.
+
+    Raises:
+        UsageError: The file has a mistake; the message names it in one line.
+    """
     path = Path(path)
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -203,7 +215,8 @@ def load_policy(path: str | Path) -> Policy:
         raise UsageError(f"{path}: epsilon is missing; state the budget for all runs of this party together")
     if policy.unit == "record" and policy.record_epsilon is not None:
         raise UsageError(f"{path}: with unit = 'record', epsilon is the budget of every record; drop record_epsilon")
-    found = {name: str(path.parent / getattr(policy, name)) for name in ("roster", "identity")}
+    files = {name: getattr(policy, name) for name in ("roster", "identity", "witness")}
+    found = {name: str(path.parent / file) for name, file in files.items() if file is not None}
     policy = policy.model_copy(update={"methods": [_found(path, name) for name in policy.methods], **found})
     known_by = [short_name(name) for name in policy.methods]
     for name in known_by:
