@@ -10,8 +10,8 @@ import torch
 from normec import NormEC, Privacy
 from normec.experiments import build
 from normec.federation.flower.scaffold import write_app
-from normec.federation.flower.settings import read
-from normec.federation.local.federation import app_config, permissive_policy
+from normec.federation.flower.settings import app_config, read
+from normec.federation.local.federation import permissive_policy
 from normec.federation.protocol.coordinator import Coordinator
 
 from .in_process import plan

@@ -14,8 +14,8 @@ from normec.errors import UsageError
 from normec.experiments import methods
 from normec.federation.flower.definition import _plan
 from normec.federation.flower.scaffold import app_name, write_app
-from normec.federation.flower.settings import NAMES, RECORDED, located, named_by_a_command, read
-from normec.federation.local.federation import Federation, LocalOptions, app_config, permissive_policy
+from normec.federation.flower.settings import NAMES, RECORDED, app_config, located, named_by_a_command, read
+from normec.federation.local.federation import Federation, LocalOptions, permissive_policy
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.terms import MethodTerms
 from normec.settings import RunConfig, load

@@ -21,6 +21,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ...errors import UsageError
 from ...privacy.accounting import Account
 from ...privacy.display import shown_epsilon
@@ -130,8 +132,10 @@ def _folder(path: Path) -> str:
 def _disk(party: PartyFile) -> str:
     present = next(path for path in (party.folder, *party.folder.parents) if path.exists())
     free, needed = shutil.disk_usage(present).free, LEAST_DISK
-    if party.terms is not None and party.terms.is_file():
-        needed += max((one.agreed.parameters for one in SignedTerms.load(party.terms).parties), default=0) * 4 * _STATES
+    for file in files_of(party.terms) if party.terms is not None else ():
+        if file.is_file():
+            agreed = SignedTerms.load(file).parties[0].agreed  # the model is the same for all parties
+            needed += agreed.parameters * np.dtype(agreed.dtype).itemsize * _STATES
     if free < needed:
         raise _Problem(
             f"{present} has {free / 2**20:.0f} MiB left, {needed / 2**20:.0f} MiB are needed; free some space"
@@ -249,20 +253,15 @@ def _server(party: PartyFile) -> str | Finding:
 def _registration(party: PartyFile, about: dict[str, Any]) -> str:
     """Whether the server knows the party's key, by a signed call that changes nothing; fills `about`."""
     import httpx
-    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     from .channel_clients import about_server
     from .limits import MessageLimits
-    from .supernode import limited_client
+    from .supernode import limited_client, signing_client
 
     private = read_private_key(party.key)
-    signed = NodeAuthHttpInterceptor(private, private.public_key())
-    interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
-    client = limited_client(MessageLimits.of(1, 1))
-    trusted = party.root_certificates.read_bytes()
+    client, trusted = limited_client(MessageLimits.of(1, 1)), party.root_certificates.read_bytes()
     try:
-        with client.from_server_address(party.superlink, False, trusted, interceptors=interceptors) as fleet:
+        with signing_client(client, party.superlink, trusted, private) as fleet:
             about.update(json.loads(about_server(fleet)))
     except httpx.HTTPStatusError as error:
         if error.response.status_code == 404:

@@ -138,10 +138,12 @@ class Mailbox:
     def _take(self, one: _Pending, arrival: Arrival) -> None:
         """Read an answer, in a thread of its own if its objects did not come with it."""
         if arrival.contents:
-            self._incoming.put(self._opened(one, arrival))
-            return
-        put = lambda: self._incoming.put(self._opened(one, arrival))  # noqa: E731
-        threading.Thread(target=put, daemon=True).start()
+            self._open(one, arrival)
+        else:
+            threading.Thread(target=self._open, args=(one, arrival), daemon=True).start()
+
+    def _open(self, one: _Pending, arrival: Arrival) -> None:
+        self._incoming.put(self._opened(one, arrival))
 
     def _opened(self, one: _Pending, arrival: Arrival) -> Incoming:
         import httpx

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...system.files import read_bytes, read_toml
+from ...system.files import read_bytes
 from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.coordinator import Coordinator
 from ..protocol.wire import NAME
@@ -31,14 +31,12 @@ def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -
     Raises:
         UsageError: A setting, a key or the app has a mistake.
     """
-    table = read_toml(app / "pyproject.toml") if (app / "pyproject.toml").exists() else {}
-    known = table.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
     stated = changes.get("parties", len(keys))
     if stated != len(keys):
         raise UsageError(
             f"the settings have parties = {stated}, got {len(keys)} with --party; name every party, or change parties"
         )
-    given = {**known, **changes, "parties": len(keys)}
+    given = {**settings_of_run.app_config(app), **changes, "parties": len(keys)}
     settings = settings_of_run.read(given)
     if settings.summed:
         raise UsageError(

@@ -20,8 +20,10 @@ from ...errors import UsageError, at_least, nearest
 from ...experiments import methods, server
 from ...settings.config import FEDERATED, RunConfig
 from ...settings.validation import make
+from ..protocol.wire import NAME
 from ..secure_sum.roster import FEWEST
 from ..secure_sum.terms import least_threshold
+from .scaffold import app_table
 
 RECORDED = ("data", "model", "clients", *FEDERATED)  # the settings in the folder of a federated run
 
@@ -31,7 +33,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    name: str = Field(default="federation", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(default="federation", pattern=f"^{NAME.pattern}$")
     out: str = "runs/federation"
     parties: int = Field(default=2, ge=1)
     min_parties: int | None = Field(default=None, ge=1)
@@ -73,6 +75,12 @@ class Settings(BaseModel):
 
 
 NAMES = (*(name for name in Settings.model_fields if name != "run"), *FEDERATED)
+
+
+def app_config(app: Path) -> dict[str, Any]:
+    """The settings in an app's pyproject.toml. Raises `UsageError` if the folder contains no app."""
+    found: dict[str, Any] = app_table(app).get("config", {})
+    return found
 
 
 def read(config: Mapping[str, Any]) -> Settings:

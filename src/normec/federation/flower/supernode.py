@@ -17,7 +17,6 @@ import math
 import os
 import signal
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from ..protocol.wire import WireError, most_octets
 from .channel_clients import PartyChannel
 from .download import limit_responses
 from .limits import PLAIN_BYTES, MessageLimits
+from .scaffold import app_table
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -130,6 +130,19 @@ def limited_client(allowed: MessageLimits) -> type[FleetHttpClient]:
     return Limited
 
 
+def signing_client(client: type[FleetHttpClient], superlink: str, trusted: bytes, private: Any) -> FleetHttpClient:
+    """Return a client of a SuperLink that signs its requests with a party's private key.
+
+    `trusted` is the certificate of the authority that signed that of the SuperLink.
+    """
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    signed = NodeAuthHttpInterceptor(private, private.public_key())
+    interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
+    return client.from_server_address(superlink, False, trusted, interceptors=interceptors)
+
+
 def watched_client(client: type[FleetHttpClient], signals: Signals) -> type[FleetHttpClient]:
     """Return a client that ends the process by `signals` once the server no longer knows the party's key.
 
@@ -184,18 +197,14 @@ def _admitted(
     import httpx
     from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
-    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    signed = NodeAuthHttpInterceptor(private, private.public_key())
-    interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
     request = ActivateNodeRequest(
         public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
     began = time.monotonic()
     until = began + patience
-    with client.from_server_address(superlink, False, trusted, interceptors=interceptors) as fleet:
+    with signing_client(client, superlink, trusted, private) as fleet:
         while True:
             try:
                 if number.exists():
@@ -241,10 +250,12 @@ def load_task(app: Path) -> Any:
 def _client_module(app: Path) -> tuple[Any, str]:
     """The module of an app's ClientApp, and the name of the ClientApp in it."""
     try:
-        table = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
-        module, _, name = table["tool"]["flwr"]["app"]["components"]["clientapp"].partition(":")
-    except (OSError, KeyError, TypeError, AttributeError, tomllib.TOMLDecodeError):
-        raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
+        module, _, name = app_table(app)["components"]["clientapp"].partition(":")
+    except (KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"{app / 'pyproject.toml'} names no clientapp; add it to [tool.flwr.app.components], as in "
+            'clientapp = "learning.client:app"'
+        ) from None
     import_from_source(app)
     return importlib.import_module(module), name
 

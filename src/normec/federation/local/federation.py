@@ -13,7 +13,6 @@ import json
 import os
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ from ...training.callbacks import Callback
 from ...training.saved_run import Result
 from ...training.summary import record_end
 from ..flower.scaffold import needs_tables, schema_of, write_app
-from ..flower.settings import Settings, located, read
+from ..flower.settings import Settings, app_config, located, read
 from ..protocol.policy import load_policy
 from ..protocol.spending import spending
 from ..secure_sum.keys import Identity
@@ -426,17 +425,6 @@ def _call_directly(host: str) -> None:
         known = [part for part in os.environ.get(name, "").split(",") if part]
         if host not in known:
             os.environ[name] = ",".join([*known, host])
-
-
-def app_config(app: Path) -> dict[str, Any]:
-    """The settings in an app's pyproject.toml."""
-    path = app / "pyproject.toml"
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
-        raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
-    found: dict[str, Any] = table.get("config", {})
-    return found
 
 
 def _emptied_method_settings(app: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:

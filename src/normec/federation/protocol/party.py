@@ -149,7 +149,6 @@ class Party:
         self.oracle.check(torch.tensor(request.x))
         if request.plan.records is not None:
             self.oracle.check_records()
-        budgets, delta = self.policy.budgets, self.policy.delta
         with closing(PartyAccount(self.folder, self.policy.relation, self.policy.witness)) as account:
             state = self._reconciled(request, steps, account, price)
             if isinstance(state, Refusal):
@@ -160,9 +159,9 @@ class Party:
             if state.pending is None and price is None:
                 state = self._without_noise(request, steps, state, account)
             elif state.pending is None and price is not None:
-                if not account.affords(price.now, budgets, delta):
-                    limits = ", ".join(f"{epsilon:g} per {unit}" for unit, epsilon in budgets.items())
-                    raise _Refused(Verdict("budget", f"one more message would exceed epsilon = {limits}"))
+                if not account.affords(price.now, self.policy.budgets, self.policy.delta):
+                    stated = self.policy.stated_budgets
+                    raise _Refused(Verdict("budget", f"one more message would exceed epsilon = {stated}"))
                 state = self._with_noise(request, steps, state, account, price.now)
             return self._reply(request, state)
 

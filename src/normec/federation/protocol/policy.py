@@ -179,6 +179,11 @@ class Policy(BaseModel):
         found: dict[str, float] = {self.unit: self.epsilon if self.epsilon is not None else math.inf}
         return found if self.record_epsilon is None else {**found, "record": self.record_epsilon}
 
+    @property
+    def stated_budgets(self) -> str:
+        """The budgets as refusals state them: "8 per client, 1 per record"."""
+        return ", ".join(f"{epsilon:g} per {unit}" for unit, epsilon in self.budgets.items())
+
 
 def load_policy(path: str | Path) -> Policy:
     """Read a policy from a TOML file.

@@ -120,8 +120,7 @@ class SumContributor(Contributor):
                 self._ledger = account.head
                 return
             if not account.affords(price.now, policy.budgets, policy.delta):
-                limits = ", ".join(f"{epsilon:g} per {unit}" for unit, epsilon in policy.budgets.items())
-                raise Refused("budget", f"one more vector would exceed epsilon = {limits}")
+                raise Refused("budget", f"one more vector would exceed epsilon = {policy.stated_budgets}")
             account.pay(request, attempt, price.now)
             self._ledger = account.head
 

@@ -98,10 +98,7 @@ class SumParty:
         return SumReply(run, node, round, octets(content))
 
     def _refusal(self, refusal: Refusal, exact: str) -> Refusal:
-        logging.getLogger("normec").warning("refused (%s): %s", refusal.reason, exact)
-        self.journal.note(
-            "refused", run=refusal.run, node=refusal.node, round=refusal.round, reason=refusal.reason, exact=exact
-        )
+        self._note(refusal, refusal.reason, exact)
         return refusal
 
     def _introduce(self, request: SumRequest) -> Introduction:
@@ -128,11 +125,10 @@ class SumParty:
                 self._note(request, part.reason, f"attempt {part.attempt}; see the party's log")
         return encode(answers)
 
-    def _note(self, request: SumRequest, reason: str, exact: str) -> None:
-        logging.getLogger("normec").warning("secure sum refused (%s): %s", reason, exact)
-        self.journal.note(
-            "refused", run=request.run, node=request.node, round=request.round, reason=reason, exact=exact
-        )
+    def _note(self, about: Refusal | SumRequest, reason: str, exact: str) -> None:
+        """Note the exact reason of a refusal, which the server does not learn."""
+        logging.getLogger("normec").warning("refused (%s): %s", reason, exact)
+        self.journal.note("refused", run=about.run, node=about.node, round=about.round, reason=reason, exact=exact)
 
     def _party(self, request: SumRequest, first: Any) -> secure_sum.Party:
         """The party of a run: open already, from its folder, or new if this is an invitation to acceptable terms."""

@@ -243,8 +243,7 @@ class Agreement:
         stated: Any = {name: getattr(plan, name) for name in PRIVACY if name != "delta"}
         records = plan.records(self.number)
         if records is not None:
-            clip = records.build()
-            stated |= {"record_clip": clip.size, "record_clip_by": "layer" if clip.by_layer else "record"}
+            stated |= records.statement
         honest = honest_parties(terms.minimum, terms.colluding)
         return Privacy(sigma=terms.sigma, delta=delta, trust="secure-sum", honest=honest, **stated)
 

@@ -163,8 +163,7 @@ class PrivacyTerms:
             return None
         stated: Any = {name: getattr(self, name) for name in ("noise", "unit", "relation", "trust", "memory")}
         if records is not None:
-            clip = records.build()
-            stated |= {"record_clip": clip.size, "record_clip_by": "layer" if clip.by_layer else "record"}
+            stated |= records.statement
         return Privacy(sigma=self.sigma, delta=delta, **stated)
 
 
@@ -194,6 +193,12 @@ class RecordTerms:
     def build(self) -> RecordClip:
         """The clip of every record's gradient."""
         return RecordClip("auto" if self.clip is None else self.clip, self.by_layer)
+
+    @property
+    def statement(self) -> dict[str, Any]:
+        """The clip as a `Privacy` states it."""
+        clip = self.build()
+        return {"record_clip": clip.size, "record_clip_by": "layer" if clip.by_layer else "record"}
 
 
 @dataclass(frozen=True)
