@@ -64,7 +64,7 @@ def test_names_are_those_of_any_run() -> None:
         ({"rounds": "ten"}, "rounds"),
         ({"trust": "local", "secure_sum": True}, "secure_sum = true contradicts trust = local"),
         ({"parties": 3, "min_parties": 4}, "at most parties = 3"),
-        ({"name": "a/b"}, "name"),
+        ({"name": "a/b"}, r"name: string should match pattern .*\[A-Za-z0-9\].*, got .a/b."),
         ({"round_seconds": -1.0}, "round_seconds"),
         ({"parties": 3, "records": "9,14"}, "records must be a number from 1 on for each of the 3 parties"),
         ({"parties": 3, "records": "9,14,many"}, "records must be"),

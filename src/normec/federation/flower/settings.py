@@ -20,6 +20,7 @@ from ...errors import UsageError, at_least, nearest
 from ...experiments import methods, server
 from ...settings.config import FEDERATED, RunConfig
 from ...settings.validation import make
+from ..protocol.policy import first_mistake
 from ..protocol.wire import NAME
 from ..secure_sum.roster import FEWEST
 from ..secure_sum.terms import least_threshold
@@ -96,8 +97,7 @@ def read(config: Mapping[str, Any]) -> Settings:
     try:
         settings = Settings.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
+        raise UsageError(first_mistake(error)) from None
     settings = settings.model_copy(update={"run": _run(of_any_run, settings)})
     if settings.summed and settings.parties < FEWEST:
         raise UsageError(f"a secure sum has at least {FEWEST} parties, got parties = {settings.parties}")

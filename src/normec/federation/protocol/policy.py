@@ -213,9 +213,7 @@ def load_policy(path: str | Path) -> Policy:
     try:
         policy = Policy.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}") from None
+        raise UsageError(f"{path}: {first_mistake(error)}") from None
     if policy.epsilon is None and not policy.allow_without_noise:
         raise UsageError(f"{path}: epsilon is missing; state the budget for all runs of this party together")
     if policy.unit == "record" and policy.record_epsilon is not None:
@@ -233,6 +231,13 @@ def load_policy(path: str | Path) -> Policy:
                 f"{path}: runs: {run!r} cannot be the name of a run; use letters, digits, dot, dash and underscore"
             )
     return policy
+
+
+def first_mistake(error: ValidationError) -> str:
+    """The first mistake that pydantic found, in one line: the entry, the rule and the value."""
+    first = error.errors()[0]
+    where, rule = ".".join(map(str, first["loc"])), first["msg"]
+    return f"{where}: {rule[:1].lower()}{rule[1:]}, got {first['input']!r}"
 
 
 def _found(policy: Path, name: str) -> str:
