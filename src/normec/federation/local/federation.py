@@ -55,6 +55,7 @@ SUMMARY = "summary.json"
 OF_A_METHOD = (*(name for name in in_groups("method", "local") if name != "method"), "lr")
 EXAMPLE_SECONDS = {"round_seconds": 60.0, "wait_seconds": 600.0}  # all parties are on this machine
 SCRIPTS = Path(sys.executable).parent
+CONNECTED = ("waits for requests", "SuperNode ID")  # logged by a party's process, ours or Flower's, once it is online
 
 
 @dataclass(frozen=True)
@@ -256,8 +257,8 @@ class Federation:
         except UsageError:  # nothing was begun yet, or a line is just being written
             spent = None
         if self.processes.started(self.name(i)) and self.processes.ended(self.name(i)) is None:
-            word = "waits for requests" in self.processes.log_tail(self.name(i), lines=200)
-            return PartyStatus(self.title(i), "online" if word else "starting", spent)
+            presence = "online" if self.processes.has_logged(self.name(i), CONNECTED) else "starting"
+            return PartyStatus(self.title(i), presence, spent)
         return PartyStatus(self.title(i), "offline", spent)
 
     def _policy(self, i: int) -> Path:

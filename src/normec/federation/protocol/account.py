@@ -38,7 +38,7 @@ _CURE = "restore the ledger from a copy, or begin an empty folder with what is l
 
 
 class Charged(Protocol):
-    """What a line says about the run that a message is paid for in."""
+    """The part of a request that the line of a message repeats: its run, its party and its privacy."""
 
     @property
     def run(self) -> str: ...
@@ -187,7 +187,9 @@ class PartyAccount:
 
     def _release(self, request: Charged, step: int, price: Events, count: int, recovered: bool) -> None:
         if price["client"].rate != 1:
-            raise UsageError("a party claims no gain from sampling at client level")
+            raise UsageError(
+                f"at client level every message counts in full, at a rate of 1, got {price['client'].rate:g}"
+            )
         terms, record = request.privacy, price["record"]
         self._append(
             {

@@ -63,11 +63,11 @@ class GradientOracle(Protocol):
         correction: Tensor,  # noqa: ARG002
     ) -> tuple[Tensor, float]:
         """The same with `correction` added to the gradient of every local step."""
-        raise UsageError("this party cannot correct the gradients of its local steps")
+        raise UsageError(f"{type(self).__name__} cannot correct the gradients of local steps; define corrected_update")
 
     def check_records(self) -> None:
         """Raise if `clipped_gradient` cannot bound what one record adds, for any x and any terms."""
-        raise UsageError("this party computes no clipped gradients of single records")
+        raise UsageError(f"{type(self).__name__} cannot clip records; define check_records and clipped_gradient")
 
     def clipped_gradient(
         self,
@@ -83,7 +83,7 @@ class GradientOracle(Protocol):
 
         If not `secret_coins`, batches follow from the plan's seed, as in a simulation.
         """
-        raise UsageError("this party computes no clipped gradients of single records")
+        raise UsageError(f"{type(self).__name__} cannot clip records; define check_records and clipped_gradient")
 
 
 class ProblemOracle(GradientOracle):

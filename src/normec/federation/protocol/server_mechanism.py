@@ -19,7 +19,17 @@ from .terms import PlanTerms, RecordTerms
 def record_terms(
     privacy: Privacy | None, plan: Plan, records: Sequence[float] | None, parties: int
 ) -> list[RecordTerms | None]:
-    """The terms of each party on what one record may add, from the public numbers of records."""
+    """The terms of each party on what one record may add, from the public numbers of records.
+
+    Args:
+        privacy: The privacy statement of the run.
+        plan: The plan of the run.
+        records: One number for each party, or one for all.
+        parties: The number of parties.
+
+    Raises:
+        UsageError: The numbers are missing, too few or too small, or a batch rate has no clip per record.
+    """
     if privacy is None or privacy.record_clip is None:
         if plan.batch_rate is not None:
             raise UsageError("batch_rate goes with record_clip in a federation; elsewhere give batch_size")
@@ -76,6 +86,7 @@ def mechanism_of(
             "in a federation a party may take part in every round, where correlated noise gains nothing; leave out "
             "noise_bands"
         )
+    # Without a claim of amplification, any rate below 1 stands for rounds that do not ask everybody.
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
     divisors = tuple(own.divisor for own in records if own is not None)
     setting = Setting(
