@@ -64,6 +64,15 @@ def test_made_once_and_kept_secret(tmp_path: Path) -> None:
     assert line.public_bytes(*form) == public
 
 
+def test_expired_certificates_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(certificates, "DAYS", 0)
+        expired = certificates.make_server(tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(expired, "127.0.0.1")
+    handshake(certificates.make_server(tmp_path), "127.0.0.1")
+
+
 def test_a_key_that_cannot_be_used_is_named_and_kept(tmp_path: Path) -> None:
     key = tmp_path / "party"
     key.write_text("a key of another kind\n")

@@ -17,7 +17,7 @@ from normec.errors import UsageError
 from normec.federation.flower.mailbox import Incoming
 from normec.federation.flower.presence import Timeouts
 from normec.federation.flower.run_parties import OnlineParty
-from normec.federation.flower.sum_loop import run_sums
+from normec.federation.flower.sum_loop import introductions, run_sums
 from normec.federation.protocol import party_state, server_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.departure import leave
@@ -533,6 +533,21 @@ def test_introductions_name_every_party() -> None:
         agreed({**found, "n0": introduced(shown(keys[0], "n0"), run, "n0")})
     with pytest.raises(UsageError, match="missing: h0"):
         agreed({node: one for node, one in found.items() if node != "n2"})
+
+
+def test_introductions_of_an_earlier_process_are_read_or_named(tmp_path: Path) -> None:
+    roster = Roster(tuple(Member(f"h{i}", Identity.generate().public) for i in range(3)))
+    kept = tmp_path / "secure-sum"
+    kept.mkdir()
+    roster.save(kept / "roster.toml")
+    nowhere: Any = None
+    for held, damaged in (('{"nodes": ["n2", "n0", "n1"]}', False), ("{}", True), ('{"nodes": [1]}', True), ("", True)):
+        (kept / "nodes.json").write_text(held)
+        if damaged:
+            with pytest.raises(UsageError, match=r"nodes\.json is damaged"):
+                introductions(nowhere, nowhere, tmp_path, "trial", 1.0, print)
+        else:
+            assert introductions(nowhere, nowhere, tmp_path, "trial", 1.0, print) == (roster, ["n2", "n0", "n1"])
 
 
 def test_invented_runs_neither_fill_the_disk_nor_keep_later_runs_out(

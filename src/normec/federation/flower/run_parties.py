@@ -86,10 +86,14 @@ def _unanswered(error: Exception) -> UsageError:
     )
 
 
-def _kept(path: Path) -> list[str]:
-    """The names in the file of a run's parties."""
+def kept_names(path: Path, entry: str) -> list[str]:
+    """The names of a run's parties in a file of its folder, where they are the list `entry`.
+
+    Raises:
+        UsageError: The file is damaged.
+    """
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))["parties"]
+        names = json.loads(path.read_text(encoding="utf-8"))[entry]
         if isinstance(names, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
             return names
     except (ValueError, KeyError, TypeError):
@@ -101,7 +105,7 @@ def gather(grid: Grid, folder: Path, parties: int, seconds: float, say: Callable
     """The parties of a run: those in its folder, or else the first `parties` nodes that are registered and online."""
     path = folder / FILE
     if path.exists():
-        names = _kept(path)
+        names = kept_names(path, "parties")
         if len(names) != parties:
             raise UsageError(f"the run in {folder} has {len(names)} parties, got parties = {parties}; keep the number")
         return RunParties(grid, names)

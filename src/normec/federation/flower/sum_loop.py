@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ...system.files import read_json, write_atomic
+from ...system.files import write_atomic
 from ..protocol.introduction import agreed, introduced
 from ..protocol.sum_terms import FOLDER
 from ..protocol.wire import Refusal, SumReply, SumRequest, WireError, from_fields, most_octets, octets
@@ -27,7 +27,7 @@ from .correspondence import Correspondence
 from .limits import MessageLimits
 from .mailbox import Incoming, Mailbox
 from .presence import WAIT, Clock, Presence, Say, Timeouts
-from .run_parties import RunParties
+from .run_parties import RunParties, kept_names
 from .suspension import Suspensions
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def introductions(
     """
     kept = folder / FOLDER
     if (kept / NODES).exists():
-        return Roster.load(kept / ROSTER), list(read_json(kept / NODES)["nodes"])
+        return Roster.load(kept / ROSTER), kept_names(kept / NODES, "nodes")
     run, until, found = f"{name}~{secrets.token_hex(8)}", clock() + seconds, dict[str, tuple[Roster, int]]()
     presence, asked = Presence(parties), dict[str, str]()
     while len(found) < len(parties.names):

@@ -34,9 +34,9 @@ class ServerCertificate:
 
 
 def make_server(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> ServerCertificate:
-    """Create an authority and a certificate for `hosts` in a folder, unless they exist."""
+    """Create an authority and a certificate for `hosts` in a folder, unless they exist and are still valid."""
     found = ServerCertificate(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    if all(path.exists() for path in (found.authority, found.certificate, found.key)):
+    if all(path.exists() for path in (found.authority, found.certificate, found.key)) and _valid(found.certificate):
         return found
     private_folder(folder)
     authority_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
@@ -82,6 +82,15 @@ def make_key(path: Path) -> bytes:
     write_atomic(path.with_name(path.name + ".pub"), line + b"\n")
     stored: bytes = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return stored
+
+
+def _valid(certificate: Path) -> bool:
+    """Whether a certificate, which was made together with its authority, is intact and valid for another day."""
+    try:
+        ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except ValueError:
+        return False
+    return ends > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
