@@ -49,7 +49,7 @@ from .server_loop import run_rounds
 from .settings import Settings, located
 from .signed_terms import agreed_by_all
 from .sum_loop import introductions, run_sums, sum_limits
-from .task import Task, folder_of, problem_of, start_of, trained
+from .task import Task, folder_of, party_problem, start_of, trained
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -240,7 +240,7 @@ class _LazyOracle(GradientOracle):
                 records: Dataset[Any] = read_table(self._table, schema_of(folder_of(self._task))).dataset
             else:
                 records = self._task.data(*self._which)
-            self._made = ProblemOracle(problem_of(self._task, records))
+            self._made = ProblemOracle(party_problem(self._task, records))
         return self._made
 
 

@@ -79,7 +79,7 @@ def field(number: int, size: int) -> bytes:
 
 
 def _length(view: memoryview, at: int) -> tuple[int, int]:
-    """The number at a place of a protobuf message, and the place after it."""
+    """The number at an offset of a protobuf message, and the offset after it."""
     size = 0
     for place, byte in enumerate(view[at : at + _LONGEST]):
         size |= (byte & 0x7F) << 7 * place

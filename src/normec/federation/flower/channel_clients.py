@@ -246,7 +246,7 @@ def _all_taken_apart(messages: Sequence[Message]) -> list[tuple[Any, Any, dict[s
 
 
 def _fitting(parts: Mapping[str, Part], room: int) -> list[Part]:
-    """As many of the objects as have room."""
+    """The objects that fit into `room` bytes together, taken in their order."""
     found = []
     for part in parts.values():
         if (size := sum(map(len, part)) if isinstance(part, tuple) else len(part)) <= room:

@@ -278,7 +278,7 @@ def _registration(party: PartyFile, about: dict[str, Any]) -> str:
 
 
 def _clock(party: PartyFile, about: dict[str, Any], clock: Callable[[], float]) -> str:
-    """Compare the clocks: with the server's answer, or with the header of one that needs no key."""
+    """Compare this clock with the server's, by its answer or by the date of a response that needs no key."""
     theirs = float(about["time"]) if "time" in about else _date_header(party)
     apart = clock() - theirs
     if abs(apart) > CLOCK:

@@ -85,7 +85,7 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 def limit_connections() -> None:
-    """Use limited connections in all web servers that this process starts, and no web sockets, which Flower lacks."""
+    """Use limited connections in all web servers that this process starts, and no web sockets, as in Flower."""
     protocols: dict[Any, Any] = HTTP_PROTOCOLS
     protocols["auto"] = f"{__name__}:{LimitedConnection.__name__}"
     WS_PROTOCOLS["auto"] = None

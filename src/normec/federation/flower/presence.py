@@ -30,7 +30,7 @@ class Presence:
         self.parties, self.online, self._next = parties, dict[str, OnlineParty](), -math.inf
 
     def look(self, now: float) -> bool:
-        """Look again if it is time to. Returns whether it was."""
+        """Ask who is online, if the last look was `LOOK` seconds ago. Returns whether it asked."""
         if now < self._next:
             return False
         self.online, self._next = self.parties.online(), now + LOOK

@@ -248,7 +248,7 @@ class Federation:
         return heart_disease.HOSPITALS[i] if self._options.example else self.name(i)
 
     def statuses(self) -> list[PartyStatus]:
-        """Who is there, and what each party has spent."""
+        """The state of each party, and what it has spent."""
         return [self._status(i) for i in range(self._options.count)]
 
     def _status(self, i: int) -> PartyStatus:
@@ -301,6 +301,7 @@ def run(
         UsageError: An option or a setting has a mistake, or the folder holds another federation.
         Interrupted: The run is no longer wanted.
         ChildProcessError: The SuperLink, a party or the server ended early; the message names its log.
+        ConnectionError: The SuperLink did not register a party or did not start the run.
         TimeoutError: The SuperLink or the server's app did not start in time.
     """
 

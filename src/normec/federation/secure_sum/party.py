@@ -552,7 +552,7 @@ class Party:
 
 
 def made_vectors(folder: Path) -> bool:
-    """Whether the party of this folder may have made a vector, or charged for one."""
+    """Whether the party of this folder may have made a vector, or was charged for one."""
     try:
         lines = read_chain(folder / FILE).lines
     except (LedgerDamaged, OSError):

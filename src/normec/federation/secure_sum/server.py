@@ -529,7 +529,7 @@ class Server:
             raise AttemptFailed(stage, left, needed)
 
     def _keep_deposits(self, deposits: Mapping[int, memoryview]) -> None:
-        """Write deposits to the disk, all at once, because most of the time is spent waiting for the disk."""
+        """Write deposits to the disk in parallel, because most of the time is spent waiting for the disk."""
         if not deposits:
             return
 

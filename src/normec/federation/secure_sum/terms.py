@@ -1,4 +1,4 @@
-"""The terms of a secure sum, on which privacy and result depend. Every signature of a party covers their digest.
+"""The terms of a secure sum, on which privacy and result depend. Every signature in the sum covers their digest.
 
 So the server cannot show different terms to different parties: a party accepts no key and no list of survivors that
 was signed under other terms than its own.
