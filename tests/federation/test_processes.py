@@ -14,7 +14,7 @@ import pytest
 
 from normec.federation.local.processes import Processes, Watch, free_port
 
-from ..support.waiting import LIMIT
+from ..support.waiting import LIMIT, wait_for
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pidfd and /proc are Linux's")
 
