@@ -40,7 +40,7 @@ def test_rows_of_private_runs_say_what_is_not_covered() -> None:
 def test_a_table_of_runs_that_differ_in_much_shows_what_matters_and_names_the_rest(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    metrics = dict.fromkeys(BY_COLUMN) | {"accuracy": 0.5}
+    metrics = {"finished": 1, **dict.fromkeys(BY_COLUMN), "accuracy": 0.5}
     shared = dict.fromkeys(("method", "data", "model", "lr", "beta", "unit", "trust", "clients"), "x")
     rare = dict.fromkeys(("shards", "concentration"))  # as for a run from Python
     rows = [{**shared, **rare, **metrics}]
@@ -94,8 +94,8 @@ def test_a_private_run_prints_no_loss_unless_asked(tmp_path: Path) -> None:
     assert quiet.returncode == 0, quiet.stderr
     for word in ("loss", "gradient norm", "memory error", "∇f"):
         assert word not in quiet.stdout + quiet.stderr.replace("test_loss", "")
-    told = normec(*asked, "--out", "told", "--diagnostics", cwd=tmp_path)
-    lines = [line for line in told.stdout.splitlines() if "loss" in line or "gradient norm" in line]
+    diagnosed = normec(*asked, "--out", "diagnosed", "--diagnostics", cwd=tmp_path)
+    lines = [line for line in diagnosed.stdout.splitlines() if "loss" in line or "gradient norm" in line]
     assert lines
     assert all(NOT_COVERED in line for line in lines)
     refused = normec("compare", "normec", "--lr", "0.05,0.5", "--rounds", "4", cwd=tmp_path)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,7 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from normec.cli.app import run
-from normec.federation.flower.doctor import Finding, examine
+from normec.federation.flower.doctor import LEAST_DISK, Finding, examine
+from normec.federation.flower.new_terms import new_terms
 from normec.federation.flower.party_file import load_party_file
 from normec.federation.flower.scaffold import write_app
 from normec.federation.local.processes import free_port
@@ -31,6 +31,7 @@ from normec.federation.protocol.policy import load_policy
 
 from .faulty_network import DIMENSION, Quadratic
 from .hostile import HostileServer, zeros
+from .party_files import forget_app, make_ssh_key
 
 TABLE = 'target = "ill"\nclasses = [0, 1]\n[inputs]\nage = {low = 20, high = 90}\n'
 
@@ -58,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "schema.toml").write_text(TABLE)
     write_app(folder / "app", schema=folder / "schema.toml")
     certificate(folder / "ca.crt", 300)
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(folder / "party")], check=True)
+    make_ssh_key(folder / "party")
     (folder / "patients.csv").write_text("age,ill\n30,0\n95,1\n")
     (folder / "policy.toml").write_text("epsilon = 8.0\n")
     (folder / "party.toml").write_text(
@@ -71,8 +72,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
     shutil.copytree(made, tmp_path / "here")
-    for name in [name for name in sys.modules if name.split(".")[0] == "learning"]:
-        del sys.modules[name]  # the app of another test
+    forget_app()
     return tmp_path / "here"
 
 
@@ -125,13 +125,29 @@ def test_the_ledger(folder: Path) -> None:
     assert "restore the ledger from a copy" in found(folder)["ledger"].text
 
 
+def test_the_disk_space_of_all_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of terms has several runs, and a model may be in double precision."""
+    terms = new_terms(folder / "app", {"own": folder / "party.pub"}, {"rounds": 2})
+    (folder / "terms").mkdir()
+    for name, dtype, itemsize in (("one", "float32", 4), ("two", "float64", 8)):
+        own = terms.parties[0]
+        agreed = dataclasses.replace(own.agreed, parameters=10**8 // itemsize, dtype=dtype)
+        changed = dataclasses.replace(terms, parties=(dataclasses.replace(own, agreed=agreed),))
+        changed.save(folder / "terms" / f"{name}.json")
+    with (folder / "party.toml").open("a") as file:
+        file.write('terms = "terms"\n')
+    needed = LEAST_DISK + 2 * 10**8 * 8  # eight vectors for each run
+    for free, state in ((needed - 1, "problem"), (needed, "ok")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert found(folder)["disk space"].state == state
+
+
 def test_a_full_disk_a_wrong_table_and_a_broken_app(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2**20))
     (folder / "patients.csv").write_text("age,ill\nold,0\n")
     checks = found(folder)
     assert "1 MiB left" in checks["disk space"].text
     assert "line 2, column 'age': 'old' is not a number" in checks["data"].text
-    for name in [name for name in sys.modules if name.split(".")[0] == "learning"]:
-        del sys.modules[name]
+    forget_app()
     (folder / "app" / "learning" / "task.py").write_text("raise RuntimeError('not\\nyet')")
     assert found(folder)["app"].text == "RuntimeError: not yet"

@@ -32,6 +32,8 @@ from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerC
 from normec import BudgetSpent, UsageError
 from normec.federation.nvflare.private_updates import LEDGER, PrivateUpdates
 
+from ..support.waiting import LIMIT
+
 SHAPES = {"weight": (300, 20), "bias": (20,)}
 LENGTH = 6020
 
@@ -110,6 +112,15 @@ def test_nothing_else_of_the_site_leaves(tmp_path: Path) -> None:
     failed.set_return_code("patient 4711")
     again = PrivateUpdates(str(tmp_path / "b"), epsilon=8.0, rounds=3, clip=1.0).process(failed, context())
     assert again.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epsilon": 0.0}, {"delta": 2.0}, {"clip": -1.0}, {"rounds": 0}, {"relation": "add"}]
+)
+def test_a_mistake_is_named_when_the_job_is_written(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        PrivateUpdates(str(tmp_path), **({"epsilon": 1.0, "rounds": 3, "clip": 1.0} | wrong))
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_budget_outlives_the_job(tmp_path: Path) -> None:
@@ -217,6 +228,7 @@ def test_a_job_of_the_simulator(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
+        timeout=LIMIT,
     )
     for site in ("site-1", "site-2"):
         path = tmp_path / "ledgers" / site / LEDGER

@@ -64,6 +64,20 @@ def test_the_file(tmp_path: Path) -> None:
     assert not policy.report_loss
 
 
+def test_paths_in_the_file_lead_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ledger has the same witness, whichever folder a command is started in."""
+    path, elsewhere = tmp_path / "policy.toml", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    path.write_text('epsilon = 4\nwitness = "ledger.witness"\nroster = "parties.toml"\nidentity = "/keys/own.pem"\n')
+    policy = load_policy(path)
+    assert policy.witness == str(tmp_path / "ledger.witness")
+    assert policy.roster == str(tmp_path / "parties.toml")
+    assert policy.identity == "/keys/own.pem"
+    path.write_text("epsilon = 4\n")
+    assert load_policy(path).witness is None
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -180,7 +194,6 @@ def test_a_party_answers_to_its_own_name_only(tmp_path: Path) -> None:
 
 
 def test_a_claimed_bound_that_is_not_the_operators(tmp_path: Path) -> None:
-
     party = Party(tmp_path, CAREFUL, Quadratic(), node="a")
     coordinator = server(Clip21(2.0), Privacy(sigma=8.0, noise="secure", trust="local"))
     request = coordinator.requests()["a"]
@@ -191,7 +204,6 @@ def test_a_claimed_bound_that_is_not_the_operators(tmp_path: Path) -> None:
 
 
 def test_an_unbounded_method_under_noise_is_refused_by_the_party_too(tmp_path: Path) -> None:
-
     party = Party(tmp_path, CAREFUL.model_copy(update={"methods": ["gd"]}), Quadratic(), node="a")
     request = server(DPSGD(SmoothedNorm(0.1)), SECURE).requests()["a"]
     method = MethodTerms.of(GD())
@@ -235,7 +247,7 @@ def test_the_budget_runs_out_in_the_middle_and_a_new_run_brings_no_new_one(tmp_p
     assert isinstance(asked(more, coordinator), Reply)  # a party may raise its own budget
 
 
-def test_the_unit_of_an_account_cannot_change(tmp_path: Path) -> None:
+def test_the_relation_of_an_account_cannot_change(tmp_path: Path) -> None:
     assert isinstance(asked(Party(tmp_path, CAREFUL, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE)), Reply)
     other = Party(tmp_path, CAREFUL.model_copy(update={"relation": "replace"}), Quadratic(), node="a")
     answer = asked(

@@ -23,12 +23,13 @@ pytest.importorskip("flwr.app")
 
 from normec.federation.flower.doctor import examine
 from normec.federation.flower.party_file import load_party_file
-from normec.federation.flower.superlink_database import presence
+from normec.federation.flower.superlink_database import party_activity
 from normec.federation.local.processes import free_port
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.run_status import run_status
 from normec.federation.protocol.spending import spending
 
+from ..federation.party_files import make_ssh_key
 from ..support.waiting import LIMIT, wait_for
 from ..test_guides import blocks
 
@@ -134,7 +135,7 @@ def test_every_command_of_the_tutorial(afternoon: Afternoon) -> None:
     assert summary["final"]["accuracy"] > 0.6
     found = run_status(folder / "server" / "run")
     assert [party.accepted for party in found.parties] == [20, 20, 20]
-    online = presence(folder / "server" / "superlink.db")
+    online = party_activity(folder / "server" / "superlink.db")
     assert [online[party.name].online for party in found.parties] == [True, True, True]
     # ε of each party as the server knows it is what the party itself has spent.
     for machine, party in zip(MACHINES[1:], found.parties, strict=True):
@@ -151,13 +152,11 @@ def spent(folder: Path) -> dict[str, Any]:
 
 
 def check_doctor(afternoon: Afternoon) -> None:
-    """The doctor finds what is made wrong on purpose, each by name."""
+    """Make mistakes on purpose, and check that the doctor names each of them."""
     north = afternoon.folder / "north"
     (north / "party").chmod(0o644)
     (north / "poor-policy.toml").write_text((north / "policy.toml").read_text().replace("4.0", "3.5"))
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", "stranger"], cwd=north, check=True
-    )
+    make_ssh_key(north / "stranger")
     for change, check, cure in (
         ({}, "key", "chmod 600"),
         ({"key": north / "stranger"}, "registration", "register"),

@@ -1,7 +1,8 @@
-"""Small runs that stop and go on: the problems, the ways to stop, and what must then be equal."""
+"""Small runs that stop and go on: their problems, a callback that stops them, and what must then be equal."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -32,7 +33,7 @@ def problem(kind: str = "linear") -> Problem:
 
 
 class StopAt(Callback):
-    """A real SIGINT to this process when so many rounds are done."""
+    """Send this process a real SIGINT, `times` times, when so many rounds are done."""
 
     def __init__(self, round: int, times: int = 1) -> None:
         self.at, self.times = round, times
@@ -43,13 +44,50 @@ class StopAt(Callback):
                 os.kill(os.getpid(), signal.SIGINT)
 
 
+class InterruptAt(Callback):
+    """Raises KeyboardInterrupt when so many rounds are done: the run ends where it is, without a result."""
+
+    def __init__(self, round: int) -> None:
+        self.at = round
+
+    def round(self, round: int) -> None:
+        if round == self.at:
+            raise KeyboardInterrupt
+
+
+class EndAt(Callback):
+    """A rule that ends the run when so many rounds are done."""
+
+    def __init__(self, round: int) -> None:
+        self.at = round
+
+    def round(self, round: int) -> None:
+        if round == self.at:
+            self.run.stop("that is enough")
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Every file under a folder with its bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def results(folder: Path) -> dict[str, Any]:
+    """Every file of a run but its page, without wall-clock times and without the checksum that covers them."""
+    found: dict[str, Any] = {name: data for name, data in snapshot(folder).items() if name != "report.html"}
+    for name in found.keys() & {"summary.json", "checkpoint/latest.json"}:
+        held = json.loads(found[name])
+        found[name] = {key: value for key, value in held.items() if key not in ("timings", "checksum")}
+    return found
+
+
+def releases(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's ledger that pay for releases."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "release"]
+
+
 def alike(a: Run, b: Run) -> None:
-    """Equal but for the last bits of float64: sums may be taken in another order where memory lies otherwise."""
+    """Equal but for the last bits of float64: the order of a sum may depend on where its numbers lie in memory."""
     close = {"rtol": 1e-11, "atol": 1e-13}
     torch.testing.assert_close(states(a), states(b), **close)
     torch.testing.assert_close(a.state.buffers, b.state.buffers, **close)

@@ -19,7 +19,7 @@ FIRST = (
     *("rounds", "batch_size", "local_steps", "server_optimizer", "noise_schedule"),
 )
 MOST_SETTINGS = 6
-LOCAL = ("tuned", "by", "tried", "edge", "folder", "error", "status", "round", "rounds")
+NOT_METRICS = ("tuned", "by", "tried", "edge", "folder", "error", "status", "round", "rounds")  # other columns of rows
 
 
 def results(
@@ -150,7 +150,7 @@ def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]], list
     counts = [name for name in STATES if any(row.get(name) for row in rows)]
     by = rows[0].get("by")
     losses = ("test_loss",) if any(row["accuracy"] is None for row in rows) else ()
-    own = [name for name in measured if name not in (*LOCAL, *states, *tuned) and not _is_metric(name, columns)]
+    own = [name for name in measured if name not in (*NOT_METRICS, *states, *tuned) and not _is_metric(name, columns)]
     wanted = [metric.column for metric in METRICS if metric.usual or metric.column in (by, *losses)]
     costs = wanted.index("epsilon")
     wanted[costs:costs] = own
@@ -175,7 +175,7 @@ def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]], list
 
 
 def _left_out(names: list[str], rows: list[dict[str, Any]]) -> list[str]:
-    """The settings for which the table has no room: those in which runs have no two different values come last."""
+    """Return the settings for which the table has no room; those without two different values are left out first."""
 
     def rank(name: str) -> tuple[bool, bool, int]:
         values = {row[name] for row in rows} - {None}
@@ -209,7 +209,9 @@ def _is_metric(name: str, columns: Sequence[str]) -> bool:
 
 
 def _setting(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    from ..settings.declaration import text_of
+
+    return "" if value is None else text_of(value)
 
 
 def _measured(row: dict[str, Any], name: str) -> str:

@@ -30,10 +30,11 @@ from typing import Any
 
 from .. import models
 from ..algorithms.catalogue import is_own
-from ..data.entries import ENTRIES, FILE_PREFIX
+from ..data.dataset import check_name
 from ..errors import UsageError, at_least, nearest, one_of
 from ..settings.assignments import Scalar
 from ..settings.config import NOT_IDENTITY, RunConfig
+from ..settings.declaration import text_of
 from ..settings.validation import make
 from ..system.code_files import in_a_file
 from ..system.files import read_toml
@@ -53,7 +54,7 @@ class Cell:
     @property
     def label(self) -> str:
         """The settings as one line: ``normec beta 0.1 lr 0.05 seed 0``."""
-        parts = [(str(v) if key == "method" else f"{key} {text(v)}") for key, v in self.settings.items()]
+        parts = [(str(v) if key == "method" else f"{key} {text_of(v)}") for key, v in self.settings.items()]
         return " ".join(parts) or self.config.method
 
     @property
@@ -89,7 +90,7 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         return read_toml(Path(path))
     except FileNotFoundError:
-        raise UsageError(f"there is no grid file {path}") from None
+        raise UsageError(f"there is no grid file {path}; give the path of a TOML file") from None
 
 
 def expand(tables: Mapping[str, Any], *, checked: bool = True) -> Grid:
@@ -208,7 +209,7 @@ def _seeds(given: Any) -> list[Scalar]:
 
 def _cell(settings: dict[str, Any], varied: dict[str, Scalar], checked: bool) -> Cell:
     """Return a cell, after checking if wanted that its settings fit the method and that a privacy rule covers them."""
-    label = ", ".join(f"{key} = {text(value)}" for key, value in varied.items())
+    label = ", ".join(f"{key} = {text_of(value)}" for key, value in varied.items())
     try:
         config = make(settings)
         if checked:
@@ -222,8 +223,8 @@ def check(config: RunConfig) -> None:
     """Refuse settings that are wrong, as far as this is known before data are read."""
     if not in_a_file(config.model):
         one_of(models.MODELS, model=config.model)
-    if not config.data.startswith(FILE_PREFIX) and not in_a_file(config.data):
-        one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=config.data)
+    if not in_a_file(config.data):
+        check_name(config.data)
     method = methods.build(config, dim=1 if config.k is None else config.k)
     build.training(config.model_copy(update={"device": "cpu"}))  # the device of the cell may be on another machine
     if config.private and not math.isfinite(method.bound):
@@ -260,8 +261,3 @@ def _tuned(tables: Mapping[str, Any], cells: tuple[Cell, ...]) -> Grid:
     if by.startswith("validation") and not validated:
         raise UsageError(f"by = {by!r} needs validation data: set validation = 0.2, or choose by = 'loss'")
     return Grid(cells, tuple(tune), by, on_test)
-
-
-def text(value: Scalar) -> str:
-    """Return the value of a setting as people write it."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -46,11 +46,12 @@ def method_of(
         return find(given)(), None
     entry = CATALOGUE[given]
     sizes = getattr(problem, "tensor_sizes", (len(problem.x0),))
-    return entry.build(entry.defaults(private), sizes, _share(participation, problem.clients)), entry
+    share = _share(given, participation, problem.clients) if entry.takes("participation") else 1.0
+    return entry.build(entry.defaults(private), sizes, share), entry
 
 
-def _share(participation: Participation | None, clients: int) -> float:
-    """The share of the clients that take part in a round."""
+def _share(method: str, participation: Participation | None, clients: int) -> float:
+    """Return the share of the clients that take part in a round."""
     match participation:
         case None | Everyone():
             return 1.0
@@ -60,7 +61,10 @@ def _share(participation: Participation | None, clients: int) -> float:
             return count / clients
         case Rotation(groups, rate):
             return rate / groups
-    raise UsageError("a method that needs the share of participating clients cannot be given by name here")
+    raise UsageError(
+        f"{method} depends on the share of the clients that take part, which {type(participation).__name__} does not "
+        "state; give the method as an object, with its setting participation"
+    )
 
 
 def step_size_of(

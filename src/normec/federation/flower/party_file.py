@@ -89,8 +89,10 @@ def load_party_file(path: Path | None, given: Mapping[str, Any] | None = None) -
     try:
         return PartyFile.model_validate(table)
     except ValidationError as error:
+        from ..protocol.policy import first_mistake  # loads torch
+
         first = error.errors()[0]
         name = str(first["loc"][0])
         if first["type"] == "missing":
             raise UsageError(f"{where}: {name} is missing; give it there, or as --{name.replace('_', '-')}") from None
-        raise UsageError(f"{where}: {name}: {first['msg'].lower()}, got {first['input']!r}") from None
+        raise UsageError(f"{where}: {first_mistake(error)}") from None
