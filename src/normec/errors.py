@@ -135,10 +135,13 @@ def below_one(**values: float) -> None:
             raise UsageError(f"{name} must lie in [0, 1), got {_shown(value)}")
 
 
-def first_mistake(error: ValidationError) -> str:
-    """Return the first mistake that pydantic found, in one line: the entry, the rule and the value."""
+def first_mistake(error: ValidationError, levels: int | None = None) -> str:
+    """Return the first mistake that pydantic found, in one line: the entry, the rule and the value.
+
+    `levels`: of the path to the entry, how many to show; pydantic adds the type that was tried to an entry of several.
+    """
     first = error.errors()[0]
-    where, rule = ".".join(map(str, first["loc"])), first["msg"]
+    where, rule = ".".join(map(str, first["loc"][:levels])), first["msg"]
     return f"{where}: {rule[:1].lower()}{rule[1:]}, got {first['input']!r}"
 
 

@@ -55,4 +55,4 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
         checked = RunConfig.model_validate({**usual_settings(settings), **settings})
         return RunConfig.model_construct(_fields_set=set(settings), **dict(checked))
     except ValidationError as error:
-        raise UsageError(first_mistake(error)) from None
+        raise UsageError(first_mistake(error, levels=1)) from None
