@@ -204,8 +204,8 @@ def test_a_bit_that_is_not_covered_stops_the_run() -> None:
     [
         (lambda: AdaptiveClip(NormEC(0.1, 0.1)), "methods that clip"),
         (lambda: AdaptiveClip(EF21(Clip(1.0))), "cannot replace the clipping of ef21"),
-        (lambda: AdaptiveClip(DPSGD(Clip(1.0)), quantile=1.0), "quantile must lie between"),
-        (lambda: AdaptiveClip(DPSGD(Clip(1.0)), bit_weight=0.0), "bit_weight must lie between"),
+        (lambda: AdaptiveClip(DPSGD(Clip(1.0)), quantile=1.0), "quantile must lie in"),
+        (lambda: AdaptiveClip(DPSGD(Clip(1.0)), bit_weight=0.0), "bit_weight must lie in"),
         (lambda: AdaptiveClip(DPSGD(Clip(1.0)), participation=2.0), "participation must lie in"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from normec import Identity, RandK, TopK, UsageError
+from normec import EF21, Identity, RandK, TopK, UsageError
 from normec.sampling.random_streams import Key, Stream
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -106,6 +107,10 @@ def test_identity_is_exact_and_unbounded() -> None:
     assert torch.equal(Identity()(v), v)
     assert Identity().bound == math.inf
     assert Identity().contraction(3.0, 5) == 0
+
+
+def test_a_number_of_numpy_is_kept_as_a_plain_one() -> None:
+    assert json.dumps(EF21(TopK(np.int64(3))).spec()) == '{"compressor": {"operator": "TopK", "k": 3}}'  # type: ignore[arg-type]
 
 
 def test_payloads_are_the_bytes_of_a_message() -> None:

@@ -128,8 +128,8 @@ def test_a_method_cannot_be_changed() -> None:
         method.beta = 5.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("wrong", [-0.1, 1.0, math.nan])
-def test_settings_out_of_range_are_refused(wrong: float) -> None:
+@pytest.mark.parametrize("wrong", [-0.1, 1.0, math.nan, "0.5"])
+def test_settings_out_of_range_are_refused(wrong: Any) -> None:
     for make in (
         lambda: NormEC(0.1, 0.1, decay=wrong),
         lambda: Clip21(0.1, decay=wrong),

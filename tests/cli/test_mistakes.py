@@ -32,6 +32,12 @@ MISTAKES = [
     (["train", "--set", "beta"], "expected key=value"),
     (["train", "--set", "clients=many"], "clients"),
     (["train", "--tau", "1"], "tau does not apply to normec"),
+    (["train", "--set", "method_settings=tau=1"], "method_settings does not apply to normec"),
+    (
+        ["compare", "normec", "--set", "method_settings=tau=1"],
+        "method_settings applies to none of the methods compared",
+    ),
+    (["train", "--split", "column"], "add --set column=NUMBER"),
     (["train", "--set", "decay=1.0"], "decay must lie in [0, 1)"),
     (["train", "--set", "momentum=0.9"], "momentum does not apply to normec"),
     (["train", "--method", "dpsgd-norm", "--set", "momentum=1.0"], "momentum must lie in [0, 1)"),
@@ -53,7 +59,17 @@ MISTAKES = [
     (["train", "--no-privacy", "--trust", "local"], "trust is for private runs"),
     (["train", "--rounds", "3", "--set", "warmup=3"], "warmup must be below the 3 rounds"),
     (["privacy", "epsilon", "--sigma", "-1", "--releases", "3"], "sigma must be > 0"),
-    (["privacy", "epsilon", "--sigma", "1", "--releases", "0"], "rounds must be a whole number >= 1"),
+    (["privacy", "epsilon", "--sigma", "1", "--releases", "0"], "releases must be a whole number >= 1"),
+    (
+        ["privacy", "noise", "--epsilon", "1", "--releases", "3", "--clients", "0"],
+        "clients must be a whole number >= 1",
+    ),
+    (["privacy", "noise", "--epsilon", "1", "--releases", "3", "--groups", "0"], "groups must be a whole number >= 1"),
+    (
+        ["privacy", "noise", "--epsilon", "1", "--releases", "3", "--bound", "inf"],
+        "bound must be > 0 and finite, got inf",
+    ),
+    (["privacy", "table", "--sampling-rate", "2"], "sampling_rate must lie in (0, 1], got 2.0"),
     (["privacy", "noise", "--epsilon", "nan", "--releases", "3"], "epsilon must be > 0"),
     (["privacy", "noise", "--epsilon", "1", "--releases", "3", "--delta", "2"], "delta must lie in (0, 1)"),
     (["privacy", "epsilon", "--sigma", "1", "--releases", "3", "--sampling-rate", "0.1"], "the server sees who sends"),
@@ -264,3 +280,9 @@ def test_a_model_that_does_not_fit_its_data_is_one_line(
         assert said.startswith(f"error: nets.py:{name} fails on the first records: {error}")
         assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir() if path.suffix] == ["nets.py"]
+
+
+def test_a_table_without_its_app_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("flwr")
+    assert run(["federation", "local", "--table", "patients.csv"]) == 2
+    assert "name its folder with --app" in capsys.readouterr().err

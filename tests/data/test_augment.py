@@ -127,7 +127,7 @@ def test_on_a_gpu_and_in_a_cuda_graph_nothing_changes() -> None:
     ("make", "says"),
     [
         (lambda: CropFlip(-1), "padding must be a whole number >= 0, got -1"),
-        (lambda: CropFlip()(torch.zeros(2, 3, 8, 8), torch.zeros(2, 1)), r"CropFlip needs .* u \[\.\.\., 3\]"),
+        (lambda: CropFlip()(torch.zeros(2, 3, 8, 8), torch.zeros(2, 1)), r"CropFlip needs .* uniforms \[\.\.\., 3\]"),
         (lambda: Flip()(torch.zeros(8, 8), torch.zeros(1)), "Flip needs"),
         (lambda: Normalize((0.5,), (0.0,)), "std must be > 0"),
         (lambda: Normalize((0.5,), (0.5, 0.5)), "got 1 and 2"),

@@ -199,7 +199,7 @@ def test_files_that_are_no_tables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("low = 20, high = 80", "low = 80, high = 20"), "input 'age': a range needs finite numbers with low < high"),
+        (("low = 20, high = 80", "low = 80, high = 20"), "input 'age': a range needs low < high"),
         (("low = 20, high = 80", "low = 20"), "input 'age' needs"),
         (('"never", "former", "current"', '"never"'), "input 'smoker': categories must be at least two"),
         (('"no", ', ""), "classes must be at least two"),
@@ -228,6 +228,7 @@ def test_a_table_is_a_data_set(tmp_path: Path) -> None:
     assert (found.shape, found.classes, len(found.train), len(found.test)) == ((3,), 2, 80, 20)
     assert sorted(found.groups.unique().tolist()) == [0, 1]
     assert not found.fitted
+    assert len(load(path, schema=tmp_path / "table.toml").train) == 80
     with pytest.raises(UsageError, match="needs a target column"):
         load(str(path))
     with pytest.raises(UsageError, match=r"there is no file .*missing\.csv"):
@@ -237,7 +238,7 @@ def test_a_table_is_a_data_set(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="target and schema are for files"):
         load("digits", target="age")
     with pytest.raises(UsageError, match="scaling is a choice of heart-disease"):
-        load(str(path), scaling="public")
+        load(str(path), scaling="public", target="ill")
 
 
 def test_without_a_schema_numbers_are_used_as_they_are(tmp_path: Path) -> None:

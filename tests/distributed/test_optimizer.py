@@ -18,7 +18,7 @@ from normec import distributed as cluster
 from normec.distributed.optimizer import POSITION
 from normec.errors import UsageError
 
-from .cases import data
+from ..support.runs import data
 from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, OPTIMIZERS, RANKS, RESUMED, ROUNDS, SEED, WEIGHTS, model
 from .torchrun import torchrun
 
@@ -28,7 +28,7 @@ N = RANKS * HOSTED
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("optimizing")
-    ended = torchrun(RANKS, "-m", "tests.distributed.optimizing", str(folder), cwd=folder)
+    ended = torchrun(RANKS, "-m", "tests.distributed.optimizer_job", str(folder), cwd=folder)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return folder
 
@@ -128,6 +128,19 @@ def test_correlated_noise_is_refused() -> None:
     privacy = Privacy(epsilon=8, noise="seeded", trust="central", noise_bands=2)
     with pytest.raises(UsageError, match="correlated noise gains nothing; leave out noise_bands"):
         cluster.NormEC([nn.Parameter(torch.zeros(2))], 0.1, 0.1, 0.1, privacy=privacy, rounds=2)
+
+
+def test_names_and_numbers_in_place_of_objects_are_refused() -> None:
+    x = nn.Parameter(torch.zeros(2))
+    with pytest.raises(UsageError, match=r"method must be a normec\.Method, such as normec\.NormEC\(\), got 'normec'"):
+        cluster.ClientOptimizer([x], "normec", lr=0.1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"privacy must be a normec\.Privacy, .*, got 8"):
+        cluster.ClientOptimizer([x], normec.NormEC(), lr=0.1, privacy=8, rounds=3)  # type: ignore[arg-type]
+
+
+def test_a_method_that_corrects_local_steps_is_refused() -> None:
+    with pytest.raises(UsageError, match="scaffold corrects every local step of a client"):
+        cluster.ClientOptimizer([nn.Parameter(torch.zeros(2))], normec.Scaffold(tau=1.0), lr=0.1)
 
 
 def test_alone_it_is_an_ordinary_optimizer() -> None:

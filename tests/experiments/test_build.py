@@ -15,7 +15,7 @@ from normec.experiments import build, methods
 from normec.problems.client_data import ResidentRecords
 from normec.settings import RunConfig, load, make
 from normec.settings.assignments import parse_assignment
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 
 
 def rows(problem: object) -> list[list[int]]:

@@ -38,6 +38,12 @@ def test_cases_meet_the_grid_and_may_have_one_of_their_own() -> None:
     assert {c.config.seed for c in found.cells} == {4}
 
 
+@pytest.mark.parametrize("data", ["patients.csv", "patients.csv.gz", "patients.parquet", "libsvm:patients.txt"])
+def test_cells_may_have_a_file_of_the_users_own(data: str) -> None:
+    found = grid.expand({"private": False, "data": data, "grid": {"lr": [1.0, 2.0]}})
+    assert [cell.config.data for cell in found.cells] == [data, data]
+
+
 def test_seeds_alone_are_a_grid() -> None:
     assert [c.config.seed for c in grid.expand({"seeds": 3}).cells] == [0, 1, 2]
     assert [c.config.seed for c in grid.expand({"grid": {"seed": [5, 3]}}).cells] == [5, 3]

@@ -15,7 +15,7 @@ import pytest
 from normec.errors import UsageError
 from normec.experiments import export, grid, results, runs, tuning
 from normec.settings import make
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 
 GRID = {"grid": {"tau": [0.1, 0.2]}, "by": "loss"}
 
@@ -117,6 +117,8 @@ def test_a_column_that_was_not_measured(tmp_path: Path) -> None:
         results.tuned(records, ["lr"], "validation_accuracy")
     with pytest.raises(UsageError, match="did you mean 'lr'"):
         results.tuned(records, ["lrr"], "loss")
+    with pytest.raises(UsageError, match="seed cannot be tuned"):
+        results.tuned(records, ["seed"], "loss")
 
 
 def test_one_row_a_run_with_the_settings_that_differ(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.terms import MethodTerms
 from normec.settings import RunConfig, load
 from normec.settings.config import FEDERATED
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 
 from ..support.waiting import LIMIT
 

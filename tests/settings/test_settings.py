@@ -23,7 +23,7 @@ from normec.report import page
 from normec.settings import RunConfig, load, make
 from normec.settings.config import SETTINGS, varied
 from normec.settings.declaration import GROUPS
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 from normec.training.memory_table import HOMES
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 6, "seed": 3}

@@ -19,6 +19,30 @@ SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 12, "evaluat
 Points = dict[str, list[tuple[int, float]]]
 
 
+class Enough(Callback):
+    """A rule that ends a run after a round."""
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def round(self, round: int) -> None:
+        if round == self._after:
+            self.run.stop("it is good enough")
+
+
+class Endings(Tracker):
+    """Records how runs end."""
+
+    def start(self, first_round: int) -> None:  # noqa: ARG002
+        self.endings: list[tuple[str, str | None]] = []
+
+    def log(self, values: dict[str, float], round: int) -> None:
+        pass
+
+    def finish(self, status: str, error: str | None) -> None:
+        self.endings.append((status, error))
+
+
 class Stop(Callback):
     """Asks for the end after a round, as Ctrl-C does."""
 
@@ -60,6 +84,13 @@ def close(found: Points, wanted: Points) -> None:
     for name, points in wanted.items():
         assert [step for step, _ in found[name]] == [step for step, _ in points]
         assert [value for _, value in found[name]] == pytest.approx([value for _, value in points], rel=1e-6)
+
+
+@pytest.mark.parametrize(("callback", "status"), [(Enough(2), "finished"), (Stop(2), "interrupted")])
+def test_only_a_run_that_can_go_on_is_interrupted(tmp_path: Path, callback: Callback, status: str) -> None:
+    tracker = Endings()
+    train(tmp_path / "run", [tracker], callback, rounds=4)
+    assert tracker.endings == [(status, None)]
 
 
 # TensorBoard
@@ -138,6 +169,21 @@ def test_a_diverged_run_is_failed_in_mlflow(tmp_path: Path, store: str) -> None:
     run = client(store).get_run(tracker.run_id)
     assert run.info.status == "FAILED"
     assert "is not finite in round 1" in run.data.tags["error"]
+
+
+def test_a_store_that_is_lost_at_the_end_does_not_end_the_run(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.exceptions import MlflowException
+
+    def gone(*_: object) -> None:
+        raise MlflowException("the server is gone")
+
+    tracker = MLflow(store)
+    monkeypatch.setattr(tracker._client, "set_terminated", gone)
+    with pytest.warns(UserWarning, match="MLflow lost .*: the server is gone"):
+        train(tmp_path / "run", [tracker], rounds=2)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
 
 
 def test_a_store_that_cannot_be_used_is_said_before_training(tmp_path: Path) -> None:

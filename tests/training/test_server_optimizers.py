@@ -577,7 +577,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "long ramp": ({"lr_schedule": LRSchedule("constant", ramp_up=9)}, "ramp_up must be below the 9 rounds"),
     "average": ({"averaging": "mean"}, "unknown averaging 'mean'"),
-    "late average": ({"averaging": Averaging("polyak", start=10)}, "must start in one of the 9 rounds, got 10"),
+    "late average": (
+        {"averaging": Averaging("polyak", start=10)},
+        "averaging_start must be at most the number of rounds, 9, got 10",
+    ),
 }
 
 

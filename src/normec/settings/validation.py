@@ -57,10 +57,3 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
-
-
-def to_toml(settings: Mapping[str, Any]) -> str:
-    """Return settings as the text of a file that `load` reads."""
-    import tomli_w
-
-    return tomli_w.dumps(settings)

@@ -24,8 +24,7 @@ from ...data.table import read_table
 from ...errors import Diverged, UsageError, at_least
 from ...experiments import runs
 from ...experiments.resolve import Measured, resolved
-from ...settings.validation import to_toml
-from ...system.files import write_atomic
+from ...system.files import to_toml, write_atomic
 from ...system.processes import keep_freed_memory
 from ...training.summary import record_end, summarise, write_summary, write_tables
 from ..protocol.agreed_terms import AgreedTerms
