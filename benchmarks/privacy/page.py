@@ -314,7 +314,8 @@ def _turns(held: Sequence[Mapping[str, Record]]) -> list[str]:
 
 def _value(comparison: Comparison, name: str, study: Study) -> str:
     """A mean with its confidence interval, in bold if all others of the study have run and are significantly worse."""
-    alone = comparison.tied() == [name] and set(study.contenders) <= set(comparison.means)
+    others = len(comparison.means) > 1
+    alone = others and comparison.tied() == [name] and set(study.contenders) <= set(comparison.means)
     shown = f"{100 * comparison.means[name]:.1f} ± {100 * comparison.half_width:.1f}"
     return f"**{shown}**" if alone else shown
 
