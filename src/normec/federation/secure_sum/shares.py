@@ -32,7 +32,8 @@ def recover(
     """Find a seed among shares of which some may be false.
 
     Args:
-        shares: The shares by the number of the party that revealed them.
+        shares: The shares by the number of the party that revealed them. The first ones are tried first, so put those
+            last that are doubted.
         threshold: The number of shares that determine the seed.
         is_right: Tells whether a seed is the one that its owner committed to.
 
@@ -40,10 +41,10 @@ def recover(
         The seed, or None if no set that was tried gives it, and the parties that are known to have revealed false
         shares.
     """
-    for chosen in islice(_choices(sorted(shares), threshold), MOST_TRIALS):
+    for chosen in islice(_choices(list(shares), threshold), MOST_TRIALS):
         seed = combine({party: shares[party] for party in chosen})
         if len(seed) == SEED and is_right(seed):
-            return seed, _false(shares, chosen, seed) if chosen != sorted(shares)[:threshold] else []
+            return seed, _false(shares, chosen, seed) if chosen != list(shares)[:threshold] else []
     return None, []
 
 
