@@ -6,8 +6,10 @@ seed is the right one, so false shares cannot change a sum: they are found and l
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, islice
+from random import SystemRandom
 
 from Crypto.Protocol.SecretSharing import Shamir
 
@@ -49,12 +51,20 @@ def recover(
 
 
 def _choices(parties: list[int], threshold: int) -> Iterator[list[int]]:
-    """Sets of `threshold` parties: the first ones, then without one of them, then without two, and so on."""
-    for missing in range(len(parties) - threshold + 1):
+    """Sets of `threshold` parties: the first ones, then without one of them, then without two, and so on.
+
+    If there are more sets than are tried, random ones follow those without one party: with half as many shares again as
+    are needed, one in nine of them avoids two false ones, wherever these stand.
+    """
+    few = math.comb(len(parties), threshold) <= MOST_TRIALS
+    for missing in range(len(parties) - threshold + 1 if few else 2):
         for left_out in combinations(parties[: threshold + missing], missing):
             chosen = [party for party in parties if party not in left_out][:threshold]
             if not missing or parties[threshold + missing - 1] in chosen:
                 yield chosen
+    while not few:
+        drawn = set(SystemRandom().sample(parties, threshold))  # nobody foresees them
+        yield [party for party in parties if party in drawn]
 
 
 def _false(shares: Mapping[int, bytes], right: list[int], seed: bytes) -> list[int]:
