@@ -1,4 +1,4 @@
-"""What holds for all tests: examples without clocks and files, folders in memory, and the order of the files."""
+"""Settings of all tests: Hypothesis without time limits, temporary folders in memory, and the order of the files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# An example may take as long as it needs, and none is kept on the disk.
+# An example may take as long as it needs, and Hypothesis keeps no examples on the disk.
 settings.register_profile(
     "normec", deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -23,12 +23,12 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # pytest's name for the parent of its folders
 
 
-SECONDS = Path(__file__).with_name("seconds.json")  # of each file, where it is five or more: --write-seconds
-_cases: dict[str, int] = {}  # of tests with the marker `quick_cases`: how many are collected
+SECONDS = Path(__file__).with_name("seconds.json")  # how long each file takes that takes five or more
+_cases: dict[str, int] = {}  # the number of the last case that was collected, for tests marked `quick_cases`
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Of a test with the marker `quick_cases(n)`, every n-th case is quick, and the others are slow."""
+    """Mark the cases of a test with `quick_cases(n)` as slow, except the first and every n-th after it."""
     marker = item.get_closest_marker("quick_cases")
     if marker is not None:
         name = item.nodeid.partition("[")[0]
@@ -47,8 +47,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the files that take longest first, so that two processes end at about the same time.
 
-    A file that was never measured counts as a second for each slow test. It runs after `-m` has deselected tests: in
-    `make test`, without the slow ones, files keep their order.
+    A file that was never measured counts as a second for each slow test. The files are ordered after `-m` has
+    deselected tests: in `make test`, which leaves out the slow ones, they keep their order.
     """
     slow: dict[str, int] = {}
     for item in items:
@@ -62,7 +62,7 @@ def _file(test: str) -> str:
     return test.partition("::")[0]
 
 
-_took: dict[str, float] = {}  # seconds of each file; with several processes, in the one that starts them
+_took: dict[str, float] = {}  # seconds of each file; of several processes, the one that starts the others fills it
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

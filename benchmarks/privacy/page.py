@@ -35,8 +35,8 @@ INTRODUCTION = """# Private distributed methods at a true ε
 
 Which method should be used under a true guarantee? {contenders} methods are compared under the same exact ε at
 δ = 1e-5, with the same number of settings tried for each of them. Unless a study says otherwise, every client is
-protected against a server that sees only sums, and all clients take part in every round. Not every method has run in
-every study yet; the tables say which ones have not.
+protected against a server that sees only sums, and all clients take part in every round. A study compares the methods
+that its table names, which are not always all of them.
 
 ![The best method by noise and split]({picture})
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
 
 import normec
 from normec import (
@@ -38,15 +37,10 @@ from normec.algorithms.operators import SmoothedNorm
 from normec.training.communicator import Communicator
 
 from ..support import own_methods
+from ..support.runs import data
 
 CLIENTS = 7
 WEIGHTS = tuple(i / 28 for i in range(1, 8))
-
-
-def data(rows: int, seed: int) -> TensorDataset:
-    draw = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(rows, 4, generator=draw) + 0.3 * seed
-    return TensorDataset(inputs, torch.randint(0, 3, (rows,), generator=draw))
 
 
 def problem(kind: str) -> Problem:

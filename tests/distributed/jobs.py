@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
@@ -22,8 +21,9 @@ from normec.privacy import Privacy
 from normec.training.communicator import Communicator
 from normec.training.run import Run
 
+from ..support.runs import data
 from ..support.waiting import LIMIT
-from .cases import CASES, CLIENTS, SEEDED, Case, data
+from .cases import CASES, CLIENTS, SEEDED, Case
 
 SECURE = Privacy(sigma=1e-3, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="secure")
 
@@ -37,7 +37,7 @@ def tensors(run: Run, communicator: Communicator) -> dict[str, torch.Tensor]:
 
 
 def trajectories(communicator: Communicator, folder: Path) -> None:
-    """Every case; rank 0 writes what came out."""
+    """Train every case; rank 0 writes what came out."""
     for name, case in CASES.items():
         run = case.train(communicator)
         held = tensors(run, communicator)
@@ -51,14 +51,14 @@ def trajectories(communicator: Communicator, folder: Path) -> None:
 
 
 def secure(communicator: Communicator, folder: Path) -> None:
-    """Whole numbers are added up; the noise is small enough to compare with a run without."""
+    """Train with secure noise, which is small enough to compare x with that of a run without noise."""
     run = Case(NormEC(0.1, 0.3), how={"privacy": SECURE}).train(communicator)
     if communicator.rank == 0:
         save_file({"x": run.x}, folder / "secure.safetensors")
 
 
 class TooLong(Clip):
-    """An operator that does not keep its word."""
+    """An operator whose results are longer than its bound."""
 
     def __call__(self, v: torch.Tensor, key: Any = None) -> torch.Tensor:  # noqa: ARG002
         return 3 * v / v.norm(dim=-1, keepdim=True)
@@ -68,7 +68,7 @@ class TooLong(Clip):
 
 
 def mistakes(communicator: Communicator, folder: Path) -> None:
-    """What every rank says of each mistake."""
+    """Make every mistake; each rank writes the error that it gets."""
     said = {}
 
     def attempt(name: str, call: Callable[[], Any]) -> None:
@@ -84,8 +84,7 @@ def mistakes(communicator: Communicator, folder: Path) -> None:
     attempt("nan, private", lambda: _train_nan(communicator, privacy=SEEDED))
     attempt("long", lambda: Case(ErrorFeedback(TooLong(1.0))).train(communicator))
     attempt("file", lambda: Case(NormEC(0.1, 0.3)).train(communicator, out=folder / "a file"))
-    if dist.is_initialized():
-        attempt("method", lambda: cluster.NormEC(nn.Linear(2, 2).parameters(), 0.1, 0.1, 0.1 + communicator.rank))
+    attempt("method", lambda: cluster.NormEC(nn.Linear(2, 2).parameters(), 0.1, 0.1, 0.1 + communicator.rank))
     (folder / f"said-{communicator.rank}.json").write_text(json.dumps(said))
 
 

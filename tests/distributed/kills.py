@@ -1,8 +1,7 @@
 """A job whose processes are killed again and again: `python -m tests.distributed.kills KILLS SEED FOLDER`.
 
-A kill takes a rank, two ranks at once, or the launcher; in start-up, in a round, in a checkpoint, or in the moment in
-which the others notice an earlier kill. After each kill either the launcher says which rank it lost, or it is gone and
-the ranks with it. The limits below are for hangs alone.
+A kill takes a rank, two ranks one after the other, or the launcher; in start-up, in a round, or in a checkpoint. After
+each kill either the launcher says which rank it lost, or it is gone and the ranks with it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def kill_again_and_again(kills: int, seed: int, folder: Path) -> list[float]:
     while len(took) < kills:
         job.wait_for_ranks(RANKS)
         if chance.random() < 0.6:
-            job.wait_for_rounds()
+            job.wait_for_history()
         time.sleep(chance.uniform(0, chance.choice((0.0, 0.05, 0.5, 3.0))))  # where the kill falls is left to chance
         ranks = job.ranks
         begun = time.monotonic()
@@ -50,7 +49,7 @@ def kill_again_and_again(kills: int, seed: int, folder: Path) -> list[float]:
             assert blamed in victims, f"rank {blamed} is blamed, ranks {victims} were killed: {job.errors}"
         took.append(time.monotonic() - begun)
         print(f"kill {len(took)}: {took[-1]:.1f} s", flush=True)
-    job.wait_for_rounds()
+    job.wait_for_history()
     job.process.send_signal(signal.SIGINT)
     assert job.ended() == 130, job.errors
     rows = [json.loads(line)["round"] for line in (job.run / "metrics.jsonl").read_text().splitlines()]

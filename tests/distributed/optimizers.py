@@ -1,11 +1,11 @@
-"""The methods as optimizers and as the round loop knows them; what both sides of the tests agree on."""
+"""The methods as optimizers and as the round loop runs them, their common settings, and a step of an optimizer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from normec import DPSGD, EF21, GD, Clip, Clip21, Method, NormEC, RandK, SmoothedNorm, TopK
 from normec import distributed as cluster
@@ -35,11 +35,8 @@ METHODS: dict[str, Callable[..., ClientOptimizer]] = {
     "clip21-adam": lambda net, **how: cluster.Clip21(net.parameters(), LR, 0.5, server_optimizer="adam", **how),
 }
 OPTIMIZERS = {"clip21-adam": "adam"}  # the server optimizers of those that have one
-RESUMED = (
-    "normec",
-    "dpsgd-momentum",
-    "clip21-adam",
-)  # of which ĝ is state, with memories and without, and Adam's state
+# The states of these are ĝ with memories, ĝ without memories, and those of Adam.
+RESUMED = ("normec", "dpsgd-momentum", "clip21-adam")
 DEFINITIONS: dict[str, Method] = {
     "normec": NormEC(0.1, 0.3),
     "normec-plain": NormEC(0.1, 0.3, server_norm=False),
@@ -54,3 +51,11 @@ DEFINITIONS: dict[str, Method] = {
     "gd": GD(),
     "clip21-adam": Clip21(0.5),
 }
+
+
+def released(x: nn.Parameter, optimizer: ClientOptimizer, gradient: float = 0.0) -> Tensor:
+    """What one step shows an observer, who knows x before and after it."""
+    before = x.detach().clone()
+    x.grad = torch.full_like(x, gradient)
+    optimizer.step()
+    return before - x.detach()

@@ -1,4 +1,4 @@
-"""Jobs as the operating system sees them, and waiting for what they do."""
+"""Jobs and their ranks as processes of the operating system: waiting for what they do, and their sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..support.waiting import LIMIT, wait_for
 
 
 def wait_for_end(process: int) -> None:
-    """Until the process with this number is gone, if it is there at all."""
+    """Wait until the process with this number is gone, if it is there at all."""
     try:
         handle = pidfd_open(process)
     except ProcessLookupError:
@@ -38,6 +38,18 @@ def ranks_of(parent: int) -> dict[int, int]:
         rank = next((part[5:] for part in parts if part.startswith(b"RANK=")), None)
         if rank is not None and above == parent:
             found[int(rank)] = int(entry.name)
+    return found
+
+
+def listening() -> list[tuple[str, int, str]]:
+    """Address, port and inode of every TCP socket of this machine that is listened on, as the kernel writes them."""
+    found = []
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, local, _, state, *rest = line.split()
+            if state == "0A":
+                address, port = local.split(":")
+                found.append((address, int(port, 16), rest[5]))
     return found
 
 
@@ -64,14 +76,14 @@ class Job:
         self._lines.put(None)
 
     def _line(self) -> str | None:
-        """The next line, when it comes; None at the end."""
+        """Wait for the next line, and return it; None at the end."""
         line = self._lines.get(timeout=LIMIT)
         if line is not None:
             self.errors.append(line)
         return line
 
     def blamed(self) -> int | None:
-        """The rank that the launcher says was killed, when it says so; None where the job ends instead."""
+        """Wait until the launcher says which rank was killed, and return it; None if the job ends before."""
         while (line := self._line()) is not None:
             found = re.match(r"rank (\d+) was killed by SIGKILL; restarting all ranks", line)
             if found:
@@ -79,7 +91,7 @@ class Job:
         return None
 
     def ended(self) -> int:
-        """The exit code, when the job has ended."""
+        """Wait for the end of the job, and return its exit code."""
         while self._line() is not None:
             pass
         return self.process.wait(LIMIT)
@@ -93,13 +105,13 @@ class Job:
         return ranks_of(self.process.pid)
 
     def wait_for_ranks(self, count: int) -> None:
-        """Wait until an attempt has so many ranks, or the job is over."""
+        """Wait until the job has so many ranks, or is over."""
         wait_for(lambda: len(self.ranks) == count or self.over, f"{count} ranks", every=0.01)
 
-    def wait_for_rounds(self, more: int = 1) -> None:
-        """Until the history is so many bytes longer than now, or the job is over."""
+    def wait_for_history(self, more_bytes: int = 1) -> None:
+        """Wait until the history is so many bytes longer than now, or the job is over."""
         before = self._history()
-        wait_for(lambda: self._history() >= before + more or self.over, "the next rounds", every=0.01)
+        wait_for(lambda: self._history() >= before + more_bytes or self.over, "the next rounds", every=0.01)
 
     def _history(self) -> int:
         metrics = self.run / "metrics.jsonl"

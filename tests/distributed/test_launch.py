@@ -1,4 +1,4 @@
-"""The launcher with small ranks: who is blamed, what is started again, and that every wait ends."""
+"""The launcher with ranks of a line each: whom it blames, what it starts again, and that every wait ends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from normec.distributed import launch
 from normec.system.processes import PARENT
 
 from ..support.waiting import LIMIT
+from .processes import listening
 from .torchrun import ENVIRONMENT
 
 FOREVER = "signal.pause()"
@@ -121,17 +122,6 @@ def test_a_rank_whose_launcher_is_gone_ends_before_it_imports_anything_heavy() -
 def test_a_store_listens_on_the_loopback_interface_alone() -> None:
     store = launch._store()
     port = store.port
-    assert _listening()[port] == {"0100007F"}
+    assert [address for address, at, _ in listening() if at == port] == ["0100007F"]
     del store
-    assert port not in _listening(), "the port is given back"
-
-
-def _listening() -> dict[int, set[str]]:
-    """Port → addresses that something on this machine listens on, as the kernel writes them."""
-    found: dict[int, set[str]] = {}
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            local, state = line.split()[1], line.split()[3]
-            if state == "0A":
-                found.setdefault(int(local.split(":")[1], 16), set()).add(local.split(":")[0])
-    return found
+    assert port not in [at for _, at, _ in listening()], "the port is given back"

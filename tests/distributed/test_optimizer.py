@@ -18,7 +18,7 @@ from normec import distributed as cluster
 from normec.distributed.optimizer import POSITION
 from normec.errors import UsageError
 
-from .cases import data
+from ..support.runs import data
 from .optimizers import DEFINITIONS, HOSTED, LR, METHODS, OPTIMIZERS, RANKS, RESUMED, ROUNDS, SEED, WEIGHTS, model
 from .torchrun import torchrun
 
@@ -28,7 +28,7 @@ N = RANKS * HOSTED
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("optimizing")
-    ended = torchrun(RANKS, "-m", "tests.distributed.optimizing", str(folder), cwd=folder)
+    ended = torchrun(RANKS, "-m", "tests.distributed.optimizer_job", str(folder), cwd=folder)
     assert ended.returncode == 0, ended.stderr[-4000:]
     return folder
 

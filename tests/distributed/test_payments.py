@@ -23,6 +23,8 @@ from normec.problems.functions import FunctionProblem
 from normec.training.options import Options
 from normec.training.train import prepare
 
+from .optimizers import released
+
 SIGMA, DELTA, WIDE = 2.0, 1e-5, 50
 GIVEN = {"sigma": SIGMA, "delta": DELTA, "unit": "client", "relation": "zero-out", "trust": "local"}
 SEEDED, SECURE = Privacy(**GIVEN, noise="seeded"), Privacy(**GIVEN, noise="secure")
@@ -32,14 +34,6 @@ def made(privacy: Privacy, ledger: Path | None, rounds: int = 100) -> tuple[nn.P
     x = nn.Parameter(torch.zeros(WIDE, dtype=torch.float64))
     how: dict[str, Any] = {"privacy": privacy, "rounds": rounds, "ledger": ledger, "seed": 0}
     return x, cluster.DPSGD([x], lr=1.0, operator=SmoothedNorm(1.0), **how)
-
-
-def released(x: nn.Parameter, optimizer: ClientOptimizer, gradient: float = 0.0) -> Tensor:
-    """What one step shows an observer, who knows x before and after it."""
-    before = x.detach().clone()
-    x.grad = torch.full_like(x, gradient)
-    optimizer.step()
-    return before - x.detach()
 
 
 def epsilon(releases: int) -> float:
@@ -257,7 +251,7 @@ def test_rounds_of_train_that_are_run_again_are_paid_for_again(noise: str) -> No
 
 
 def test_seeded_noise_without_a_seed_comes_from_a_fresh_secret() -> None:
-    """Two optimizers alike in everything public draw other noise; a given seed repeats it, for a simulation."""
+    """Two optimizers that are alike in everything public draw different noise; a given seed repeats the noise."""
     moved = []
     for seed in (None, None, 3, 3):
         parameter = torch.nn.Parameter(torch.zeros(4))

@@ -1,4 +1,4 @@
-"""What other ranks hear of a rank that fails: an error may quote a record of its data."""
+"""What other ranks hear of a rank that fails, whose error may quote a record of its data."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import pytest
 
 from normec.distributed.launch import launch
 
-from .quoting import RECORD
+from .quoting_job import RECORD
 from .torchrun import ENVIRONMENT, torchrun
 
 pytestmark = pytest.mark.slow
 
 
 def test_a_rank_on_another_machine_hears_the_kind_of_an_error_alone(tmp_path: Path) -> None:
-    done = torchrun(2, "-m", "tests.distributed.quoting", str(tmp_path), cwd=tmp_path)
+    done = torchrun(2, "-m", "tests.distributed.quoting_job", str(tmp_path), cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     assert (tmp_path / "heard").read_text() == "rank 1 ended: ValueError"
 
 
 def test_ranks_of_one_user_hear_what_an_error_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", ENVIRONMENT["PYTHONPATH"])
-    assert launch([sys.executable, "-m", "tests.distributed.quoting", str(tmp_path)], 2, max_restarts=0) == 0
+    assert launch([sys.executable, "-m", "tests.distributed.quoting_job", str(tmp_path)], 2, max_restarts=0) == 0
     assert RECORD in (tmp_path / "heard").read_text()

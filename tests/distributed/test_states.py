@@ -1,4 +1,4 @@
-"""What a saved state may be loaded into, what is paid for then, and whose noise it draws."""
+"""The states of optimizers: where they may be loaded, which releases are then counted, and which noise is drawn."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from normec import Clip, Privacy
 from normec import distributed as cluster
 from normec.distributed import ClientOptimizer
 from normec.errors import BudgetSpent, UsageError
+
+from .optimizers import released
 
 GIVEN: dict[str, Any] = {"sigma": 5.0, "noise": "seeded", "trust": "secure-sum", "relation": "zero-out"}
 
@@ -73,21 +75,13 @@ def stated(**statement: Any) -> tuple[nn.Parameter, ClientOptimizer]:
     ],
 )
 def test_a_state_of_another_statement_is_refused(name: str, here: Any, words: str) -> None:
-    """What was paid for under one statement costs another ε under another one."""
+    """The releases of one statement have another ε under another statement."""
     x, optimizer = stated()
     released(x, optimizer)
     _, other = stated(**{name: here})
     with pytest.raises(UsageError, match=f"{words}; keep the statement, or start again"):
         other.load_state_dict(optimizer.state_dict())
     assert other.spent().releases == 0
-
-
-def released(x: nn.Parameter, optimizer: ClientOptimizer, gradient: float = 0.0) -> Tensor:
-    """What one step shows an observer, who knows x before and after it."""
-    before = x.detach().clone()
-    x.grad = torch.full_like(x, gradient)
-    optimizer.step()
-    return before - x.detach()
 
 
 def simulated(seed: int | None = 3, lr: float = 1.0, start: float = 0.0) -> tuple[nn.Parameter, ClientOptimizer]:
@@ -101,14 +95,14 @@ def noise_of(seed: int, lr: float, start: float) -> Tensor:
 
 
 @pytest.mark.slow
-def test_trainings_of_one_seed_have_other_noise_unless_they_are_alike() -> None:
+def test_optimizers_with_one_seed_have_different_noise_unless_they_are_alike() -> None:
     same, again = noise_of(3, 1.0, 0.0), noise_of(3, 1.0, 0.0)
     assert torch.equal(same, again), "a given seed repeats a simulation"
     for other in (noise_of(3, 2.0, 0.0), noise_of(3, 1.0, 1.0), noise_of(4, 1.0, 0.0)):
         assert not torch.isclose(same, other, rtol=1e-6).any()
 
 
-def test_a_frozen_layer_is_part_of_where_a_training_begins() -> None:
+def test_the_noise_depends_on_frozen_layers_too() -> None:
     noise = []
     for frozen in (0.0, 1.0):
         x, still = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.full((2,), frozen), requires_grad=False)
@@ -137,7 +131,7 @@ def test_optimizers_that_go_on_from_one_state_share_their_account_and_no_noise(s
     assert [optimizer.spent().releases for optimizer in (first, *others, last)] == [4] * 4
 
 
-def test_releases_of_others_of_the_same_training_count_against_the_budget() -> None:
+def test_releases_of_optimizers_that_go_on_from_one_state_count_against_one_budget() -> None:
     target = {"epsilon": 2.0, "sigma": None}
     x, first = stated(**target)
     state = copy.deepcopy(first.state_dict())
@@ -149,7 +143,7 @@ def test_releases_of_others_of_the_same_training_count_against_the_budget() -> N
         released(y, second)
 
 
-def test_a_training_goes_on_with_its_noise_where_it_is_made_anew_from_a_later_x() -> None:
+def test_an_optimizer_that_is_made_anew_at_a_later_x_goes_on_with_the_noise_of_its_state() -> None:
     x, whole = simulated()
     expected = [released(x, whole) for _ in range(4)]
     x, first = simulated()

@@ -30,7 +30,7 @@ def jobs(ranks: int, folder: Path, *names: str) -> Path:
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases, secure noise and every mistake, in one life of two ranks."""
+    """The files of one job of two ranks, with all cases, secure noise and every mistake."""
     folder = tmp_path_factory.mktemp("ranks-2")
     (folder / "a file").write_text("")
     return jobs(2, folder, "trajectories", "secure", "mistakes")
@@ -38,7 +38,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2, 4)])
 def spread(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases, trained by so many real ranks."""
+    """The files of a job of one, two or four real ranks with all cases."""
     ranks: int = request.param
     if ranks == 2:
         made: Path = request.getfixturevalue("two_ranks")

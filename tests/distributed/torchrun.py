@@ -1,4 +1,4 @@
-"""Real torchrun."""
+"""Commands under the real torchrun."""
 
 from __future__ import annotations
 

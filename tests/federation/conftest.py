@@ -1,4 +1,4 @@
-"""A kill loses what a process holds, not what the system has taken: no test needs to wait for the disk."""
+"""Tests of federations do not wait for the disk: a kill loses what a process holds, not what the system has taken."""
 
 from __future__ import annotations
 

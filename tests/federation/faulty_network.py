@@ -52,7 +52,7 @@ SETTINGS: dict[str, tuple[Method, Privacy | None]] = {
     "noisy memory that forgets": (NormEC(0.1, 0.5, decay=0.1), NOISY),
     "clean memory": (Clip21(0.5), Privacy(sigma=0.5, noise="secure", memory="clean", trust="local")),
     "central": (NormEC(0.1, 0.5), Privacy(sigma=0.5, noise="secure", trust="central")),
-    "a method of one's own": (registry.build(OWN_METHOD, {}), NOISY),
+    "a user's own method": (registry.build(OWN_METHOD, {}), NOISY),
     "no memory": (DPSGD(SmoothedNorm(0.1), momentum=0.5), Privacy(sigma=0.5, noise="secure", trust="local")),
 }
 
@@ -99,6 +99,8 @@ class Quadratic(GradientOracle):
 
 @dataclass
 class FaultyFederation:
+    """The server and the parties; `asked` are all requests, and `flying` the answers that are on their way."""
+
     folder: Path
     method: Method
     privacy: Privacy | None = None
@@ -131,14 +133,14 @@ class FaultyFederation:
         return self.folder / node
 
     def ask(self, node: str, point: int | None = None) -> None:
-        """One request travels to the party, its answer starts on its way back; at `point` the party dies."""
+        """Carry the request of this round to a party, which dies at `point`; its answer flies."""
         request = self.server.requests().get(node)
         if request is not None:
             self.asked.append(request)
             self.carry(request, point)
 
     def ask_late(self, number: int) -> None:
-        """A request of any age reaches its party, perhaps for the second time."""
+        """Carry an earlier request to its party, perhaps for the second time."""
         if self.asked:
             self.carry(self.asked[-1 - number % len(self.asked)])
 
@@ -174,7 +176,7 @@ class FaultyFederation:
             self.lose_ledger(node)
 
     def lose_ledger(self, node: str) -> None:
-        """The ledger is deleted: a party that has spent refuses to go on, until its owner empties the folder."""
+        """Delete the ledger, check that a party that has spent refuses to go on, and empty its folder."""
         spent = read_releases(self.home(node)).count()
         for name in (FILE, FILE + ".head"):
             (self.home(node) / name).unlink(missing_ok=True)
@@ -186,7 +188,7 @@ class FaultyFederation:
         self.wipe(node)
 
     def close(self, point: int | None = None) -> None:
-        """The server closes its round, or dies at `point` of it and comes back."""
+        """Close the round; the server dies at `point` and is started again."""
         if not self.server.ready:
             return
         try:
@@ -197,7 +199,7 @@ class FaultyFederation:
         self.check()
 
     def answer(self, node: str) -> None:
-        """One party's part of a round without a fault: a handshake if it needs one, and its message."""
+        """Let a party answer without a fault: with a handshake if it needs one, and with its message."""
         for _ in range(3):
             before = len(self.flying)
             self.ask(node)
@@ -205,7 +207,7 @@ class FaultyFederation:
                 self.deliver(before)
 
     def settle(self) -> None:
-        """Calm weather: everyone answers twice, rounds close; whatever was lost has now been noticed."""
+        """Run two rounds without faults, after which whatever was lost has been noticed, and check all parties."""
         self.flying.clear()
         goal = self.server.round + 2
         while self.server.round < goal:

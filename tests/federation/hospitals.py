@@ -99,7 +99,7 @@ class Hospitals:
         return self.folder / node
 
     def party(self, node: str) -> Party:
-        """As a fresh process would open it."""
+        """The party as a new process opens it."""
         return Party(self.home(node), self.policy, self.oracles[NODES.index(node)], node=node)
 
     def ask(self, node: str, request: Request) -> None:

@@ -18,7 +18,7 @@ METHOD = NormEC(0.1, 0.5)
 
 @dataclass
 class HostileServer:
-    """`left`: the digests of all messages that ever left the party; `lost`: what the next record claims."""
+    """`left`: the digests of all messages that left the party; `dropped`: the one that the next request drops."""
 
     party: Party
     x: Array
@@ -35,7 +35,7 @@ class HostileServer:
     left: set[str] = field(default_factory=set)
 
     def fields(self, x: Array | None = None, **changes: Any) -> Fields:
-        """A well-formed request of round 0, in which nothing was ever accepted; `changes` are fields on the wire."""
+        """A well-formed request of round 0, with no accepted message; `changes` are fields, with "__" for a dot."""
         request = Request(
             run=f"{self.run}~{self.number}",
             node=self.node,

@@ -1,4 +1,4 @@
-"""Five parties in one process, each with its own folder, label-sorted digits; and a loop that plays the network."""
+"""Five parties in one process, each with a folder and digits of few labels, and a loop in place of the network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from normec.federation.protocol.federated_run import Evaluate
 from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
-from normec.federation.protocol.wire import Refusal, Reply, from_fields, to_fields
+from normec.federation.protocol.wire import to_fields
 from normec.sampling.participation import Everyone, Participation
 from normec.training.run import Plan
 
@@ -39,7 +39,7 @@ def convolution() -> nn.Module:
 
 @cache
 def shares() -> list[Subset[Any]]:
-    """Twenty-odd digits a party, sorted by label, of different sizes."""
+    """The digits of each party: 40 to 80 of them, sorted by label."""
     found = data.load("digits")
     _, targets = found.train.tensors
     order = targets[:300].argsort(stable=True)
@@ -47,7 +47,7 @@ def shares() -> list[Subset[Any]]:
 
 
 def whole(model: Callable[[], nn.Module]) -> Problem:
-    """All five as one problem: what the one-process engine trains."""
+    """The data of all five parties as one problem, for training in one process."""
     return Problem(model(), nn.functional.cross_entropy, shares())
 
 
@@ -74,7 +74,7 @@ def plan(rounds: int, lr: float = 0.5, batch_size: int | None = None, **changes:
 
 
 class InProcessFederation:
-    """The parties and their folders; `ask` carries one request there and its answer back, by way of the wire."""
+    """The server, and the parties with their folders. `ask` carries a request to a party and its answer back."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class InProcessFederation:
         return self.folder / node
 
     def party(self, node: str) -> Party:
-        """As a fresh process would open it."""
+        """The party as a new process opens it."""
         return Party(self.home(node), self.policy, self.oracles[NODES.index(node)], node=node)
 
     def ask(self, node: str, request: Any) -> Mapping[str, Any]:
@@ -133,9 +133,3 @@ class InProcessFederation:
         while not self.server.finished:
             self.round()
         return self.server.finish().x
-
-
-def answer_of(fields: Mapping[str, Any]) -> Reply | Refusal:
-    found = from_fields(fields)
-    assert isinstance(found, Reply | Refusal)
-    return found

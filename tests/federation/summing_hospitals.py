@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from normec import Method, Privacy, Problem
@@ -23,12 +23,11 @@ from normec.federation.secure_sum.keys import Identity
 from normec.federation.secure_sum.roster import Member, Roster
 from normec.privacy.noise import SecureNoise
 
+from .hospitals import FEATURES, Vector, loss, model
 from .in_process import plan
 
 SIZES = (9, 14, 25, 12)
 NODES = ("a", "b", "c", "d")
-FEATURES = 3
-Vector = np.ndarray[Any, np.dtype[np.float64]]
 OPEN = Policy(
     epsilon=1e6,
     units=["client", "record"],
@@ -57,14 +56,9 @@ def patients(index: int) -> tuple[Vector, Vector]:
     return inputs, (inputs[:, 0] + rng.normal(size=SIZES[index]) > 0).astype(np.float64)
 
 
-def model() -> nn.Module:
-    torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(FEATURES, 1), nn.Flatten(0)).double()
-
-
 def problem(*indices: int) -> Problem:
     sets = [TensorDataset(*map(torch.from_numpy, patients(index))) for index in indices or range(len(SIZES))]
-    return Problem(model(), nn.functional.binary_cross_entropy_with_logits, sets)
+    return Problem(model(), loss, sets)
 
 
 class SummingHospitals:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Collection, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
@@ -22,6 +23,8 @@ from normec.errors import UsageError
 from normec.federation.flower import access_control, http_connections, limits, programs
 from normec.federation.protocol.wire import LARGEST
 
+from ..support.waiting import LIMIT
+
 STARTING = "/v1/control/start-run"
 PULLING = "/v1/fleet/pull-messages"
 NODE = 7
@@ -29,7 +32,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux names the owne
 
 
 def finished(work: Coroutine[Any, Any, Any]) -> Any:
-    """The result of a coroutine, run in a thread of its own: a browser in this one keeps its event loop running."""
+    """The result of a coroutine, run in a thread of its own: a browser of other tests may have a loop in this one."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()
 
@@ -283,9 +286,6 @@ def test_tests_without_tls_stay_on_the_loopback_interface(host: list[str]) -> No
     assert programs._checked(own) == ["--enable-supernode-auth", "--insecure", "--host", "127.0.0.1"]
 
 
-LIMIT = 60.0  # seconds, which only a hang reaches
-
-
 @linux
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_a_request_of_a_closed_connection_does_not_pass_for_one_of_the_next_user_of_its_port(loop: Any) -> None:
@@ -414,17 +414,13 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> None:
     http_connections.limit_connections()
 
 
-def closed(connection: socket.socket, *parts: bytes) -> bool:
-    """Whether the other end closes a connection over which these parts are sent, perhaps after a refusal."""
-    with connection:
-        try:
-            for part in parts:
-                connection.sendall(part)
-            while answer := connection.recv(2**10):
-                assert b" 200 " not in answer
-        except ConnectionError:
-            pass
-        return True
+def refused(connection: socket.socket, *parts: bytes) -> None:
+    """Send these parts, and wait until the other end closes the connection, perhaps after a refusal."""
+    with connection, suppress(ConnectionError):
+        for part in parts:
+            connection.sendall(part)
+        while answer := connection.recv(2**10):
+            assert b" 200 " not in answer
 
 
 @pytest.mark.usefixtures("limited")
@@ -441,7 +437,7 @@ def closed(connection: socket.socket, *parts: bytes) -> bool:
 def test_a_head_that_never_ends_is_cut_off(endless: list[bytes]) -> None:
     """It arrives before anybody knows who sends it, and the web server keeps all of it."""
     with Served(body_seconds=LIMIT) as served:
-        assert closed(served.connect(), *endless)
+        refused(served.connect(), *endless)
         served.go.set()
         assert status(served.request(1)) == 200
 
@@ -451,22 +447,20 @@ def test_a_head_that_never_ends_is_cut_off(endless: list[bytes]) -> None:
 def test_a_head_that_does_not_come_is_not_waited_for(begun: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connections.LimitedConnection, "head_seconds", 0.2)
     with Served(body_seconds=LIMIT) as served:
-        assert closed(served.connect(), begun)
+        refused(served.connect(), begun)
 
 
 @pytest.mark.usefixtures("limited")
 def test_a_request_that_is_held_has_no_limit_for_its_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connections.LimitedConnection, "head_seconds", 0.0)
-    ended = threading.Event()
-    before = http_connections.LimitedConnection.connection_lost
-    lost = lambda *given: (before(*given), ended.set())  # noqa: E731
-    monkeypatch.setattr(http_connections.LimitedConnection, "connection_lost", lost)
-    monkeypatch.setattr(
-        http_connections.LimitedConnection, "connection_made", http_connections.HttpToolsProtocol.connection_made
-    )
+    limited, made, ended = http_connections.LimitedConnection, list[Any](), threading.Event()
+    begun, lost = limited.connection_made, limited.connection_lost
+    monkeypatch.setattr(limited, "head_seconds", LIMIT)
+    monkeypatch.setattr(limited, "connection_made", lambda *given: (begun(*given), made.append(given[0])))
+    monkeypatch.setattr(limited, "connection_lost", lambda *given: (lost(*given), ended.set()))
     with Served(body_seconds=LIMIT) as served, served.request(1) as held:
         assert served.reached.acquire(timeout=LIMIT)
-        assert not ended.wait(0.2)
+        assert [connection._timer for connection in made] == [None]
+        monkeypatch.setattr(limited, "head_seconds", 0.0)
         served.go.set()
         assert held.recv(12) == b"HTTP/1.1 200"
         assert ended.wait(LIMIT)  # no further request begins
@@ -486,7 +480,7 @@ def test_a_connection_queues_few_requests() -> None:
 def test_a_head_has_few_headers() -> None:
     """Each takes far more memory than its few bytes in the head."""
     with Served(body_seconds=LIMIT) as served:
-        assert closed(served.connect(), HEAD, b"a: b\r\n" * 1000, b"\r\n")
+        refused(served.connect(), HEAD, b"a: b\r\n" * 1000, b"\r\n")
         assert not served.reached.acquire(blocking=False)
 
 

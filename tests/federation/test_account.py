@@ -1,4 +1,4 @@
-"""What a party's account says: of which unit, of which kind of message, and whatever else in the folder was removed."""
+"""A party's account by unit and by kind of message, also if other files of its folder are removed."""
 
 from __future__ import annotations
 

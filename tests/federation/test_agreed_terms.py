@@ -84,7 +84,7 @@ def test_the_noise_of_each_round_is_agreed(tmp_path: Path) -> None:
     assert agreed.check(dataclasses.replace(first(), round=1, privacy=louder)) is None
 
 
-def test_terms_in_plain_types_come_back(tmp_path: Path) -> None:  # noqa: ARG001
+def test_terms_in_plain_types_come_back() -> None:
     facts = json.loads(json.dumps(AGREED.to_facts()))
     assert AgreedTerms.from_facts(facts) == AGREED
     assert AGREED.check(AGREED.first_request()) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.wire import Refusal, Reply
 from normec.privacy import gaussian
 
+from . import hospitals
 from .faulty_network import DIMENSION, Killed, Quadratic, dying
-from .hospitals import FEATURES, NODES, Hospitals, patients, start
+from .hospitals import FEATURES, NODES, SIZES, Hospitals, start
 from .hostile import HostileServer, zeros
 
 POLICY = Policy(
@@ -34,9 +36,7 @@ LOCAL = LocalSteps(steps=3, lr=0.2)
 
 
 def gradient(index: int, x: Any) -> Any:
-    inputs, targets = patients(index)
-    probability = 1 / (1 + np.exp(-(inputs @ x[:FEATURES] + x[FEATURES])))
-    return np.concatenate([inputs, np.ones((len(inputs), 1))], axis=1).T @ (probability - targets) / len(targets)
+    return hospitals.gradient(index, x, math.inf, by_layer=False, divisor=SIZES[index])
 
 
 def norm(v: Any) -> float:

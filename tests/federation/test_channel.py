@@ -60,7 +60,7 @@ from normec.federation.flower.records import SharedArrays, from_records, to_reco
 from normec.federation.flower.supernode import limited_client  # noqa: E402
 from normec.federation.protocol.wire import WireError  # noqa: E402
 
-from ..support.waiting import wait_for  # noqa: E402
+from ..support.waiting import LIMIT, wait_for  # noqa: E402
 
 NUMBERS = 1000
 ALLOWED = MessageLimits.of(NUMBERS)
@@ -216,7 +216,7 @@ def test_what_requests_have_in_common_is_sent_to_the_superlink_once(superlink: S
 
 def test_the_server_receives_answers_together(superlink: SuperLink, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call waits for the other answers, but not for ever."""
-    monkeypatch.setattr(channel, "LINGER", 20.0)  # longer than any call
+    monkeypatch.setattr(channel, "LINGER", channel.HOLD)  # as long as a call is held
     server, parties = superlink.serve(), [superlink.party() for _ in range(3)]
     sent = server.send([request(node, vector(0)) for node, _, _ in parties])
     with ThreadPoolExecutor(1) as thread:
@@ -280,7 +280,7 @@ def test_a_request_that_got_lost_on_its_way_is_sent_again(superlink: SuperLink) 
     assert [arrival.request for arrival in server.receive([sent])] == [sent]
 
 
-def test_a_party_that_was_started_again_does_not_get_the_requests_of_its_last_life(
+def test_a_party_that_was_started_again_does_not_get_the_requests_of_its_last_process(
     superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(channel, "HOLD", 0.05)
@@ -292,10 +292,8 @@ def test_a_party_that_was_started_again_does_not_get_the_requests_of_its_last_li
 
 def test_a_connection_that_breaks_while_a_call_is_held_loses_no_request(superlink: SuperLink) -> None:
     server, (node, party, client) = superlink.serve(), superlink.party()
-    client._client.timeout = 0.2
-    with pytest.raises(httpx.ReadTimeout):
-        _call(client, access_control.PARTY + "receive", [b"100000", party._process, b""])
-    client._client.timeout = 30.0
+    with unread_call(superlink, client, [b"100000", party._process, b""]):
+        wait_for(lambda: len(superlink.channel._waiting) == 1, "the party's call")
     server.send([request(node, vector(0))])
     assert party.receive() is not None
 
@@ -426,17 +424,36 @@ def test_a_party_answers_nothing_in_the_name_of_others(superlink: SuperLink) -> 
     assert [arrival.sender for arrival in server.receive([sent])] == [node]
 
 
-def signed_headers(client: Any) -> dict[str, str]:
-    """The headers of a request that a party has signed, which cover its time alone."""
+def signed(client: Any, parts: list[bytes]) -> Any:
+    """The HTTP request of a party's call for its next message: signed, and not sent."""
     kept: list[Any] = []
     send = client._client.send
     client._client.send = kept.append
     try:
         with pytest.raises(AttributeError):  # there is no response
-            _call(client, access_control.PARTY + "receive", [b"1", b"p" * 16, b""])
+            _call(client, access_control.PARTY + "receive", parts)
     finally:
         client._client.send = send
-    return {name: value for name, value in kept[0].headers.items() if name not in ("content-length", "host")}
+    return kept[0]
+
+
+def signed_headers(client: Any) -> dict[str, str]:
+    """The headers of a request that a party has signed, which cover its time alone."""
+    headers = signed(client, [b"1", b"p" * 16, b""]).headers
+    return {name: value for name, value in headers.items() if name not in ("content-length", "host")}
+
+
+def unread_call(superlink: SuperLink, client: Any, parts: list[bytes]) -> socket.socket:
+    """Send a party's call for its next message, and read nothing of the response."""
+    made = signed(client, parts)
+    lines = [f"POST {made.url.path} HTTP/1.1", *(f"{name}: {value}" for name, value in made.headers.items()), "", ""]
+    opened = socket.socket()
+    opened.settimeout(LIMIT)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
+    host, port = superlink.address.split(":")
+    opened.connect((host, int(port)))
+    opened.sendall("\r\n".join(lines).encode() + made.content)
+    return opened
 
 
 @pytest.mark.parametrize("host", ["", "x/v1/runtime/{}?", "x/v1/control/unregister-node?"])
@@ -654,27 +671,6 @@ def test_nobody_adds_parts_to_the_messages_of_others(superlink: SuperLink, monke
     assert from_records(server.open(arrived(server, sent)[sent[0]]).content) == {}
 
 
-def call_without_reading(superlink: SuperLink, client: Any, parts: list[bytes]) -> socket.socket:
-    """Ask for the next request, and read the first bytes of the response only."""
-    kept: list[Any] = []
-    send = client._client.send
-    client._client.send = kept.append
-    try:
-        with pytest.raises(AttributeError):  # there is no response
-            _call(client, access_control.PARTY + "receive", parts)
-    finally:
-        client._client.send = send
-    (made,) = kept
-    lines = [f"POST {made.url.path} HTTP/1.1", *(f"{name}: {value}" for name, value in made.headers.items()), "", ""]
-    opened = socket.socket()
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2**12)
-    host, port = superlink.address.split(":")
-    opened.connect((host, int(port)))
-    opened.sendall("\r\n".join(lines).encode() + made.content)
-    assert opened.recv(12) == b"HTTP/1.1 200"
-    return opened
-
-
 def test_responses_that_a_party_does_not_read_count_as_its_requests(
     superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -684,14 +680,17 @@ def test_responses_that_a_party_does_not_read_count_as_its_requests(
     server, (node, party, client) = superlink.serve(numbers), superlink.party(numbers)
     server.send([request(node, vector(0, numbers))])
     asked = [b"100000000", party._process, b""]
-    held = [call_without_reading(superlink, client, asked) for _ in range(2)]
+    held = [unread_call(superlink, client, asked) for _ in range(2)]
+    for opened in held:
+        assert opened.recv(12) == b"HTTP/1.1 200"
     with pytest.raises(httpx.HTTPStatusError, match="429"):
         _call(client, access_control.PARTY + "receive", asked)
     for opened in held:
         opened.close()
     wait_for(lambda: not superlink.port._open[node], "the end of the calls")
     monkeypatch.setattr(access_control, "SENT_SECONDS", 0.2)
-    with call_without_reading(superlink, client, asked):
+    with unread_call(superlink, client, asked) as opened:
+        assert opened.recv(12) == b"HTTP/1.1 200"
         wait_for(lambda: not superlink.port._open[node], "the end of a call whose response is not read")
     monkeypatch.setattr(access_control, "SENT_SECONDS", 120.0)
     found = party.receive()

@@ -1,4 +1,4 @@
-"""The party's end as a Flower app: what goes wrong there stays there."""
+"""The party as a Flower app, whose errors are not told to the server."""
 
 from __future__ import annotations
 

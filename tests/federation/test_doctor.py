@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,6 +29,7 @@ from normec.federation.protocol.policy import load_policy
 
 from .faulty_network import DIMENSION, Quadratic
 from .hostile import HostileServer, zeros
+from .party_files import forget_app, make_ssh_key
 
 TABLE = 'target = "ill"\nclasses = [0, 1]\n[inputs]\nage = {low = 20, high = 90}\n'
 
@@ -58,7 +57,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "schema.toml").write_text(TABLE)
     write_app(folder / "app", schema=folder / "schema.toml")
     certificate(folder / "ca.crt", 300)
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(folder / "party")], check=True)
+    make_ssh_key(folder / "party")
     (folder / "patients.csv").write_text("age,ill\n30,0\n95,1\n")
     (folder / "policy.toml").write_text("epsilon = 8.0\n")
     (folder / "party.toml").write_text(
@@ -71,8 +70,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
     shutil.copytree(made, tmp_path / "here")
-    for name in [name for name in sys.modules if name.split(".")[0] == "learning"]:
-        del sys.modules[name]  # the app of another test
+    forget_app()
     return tmp_path / "here"
 
 
@@ -131,7 +129,6 @@ def test_a_full_disk_a_wrong_table_and_a_broken_app(folder: Path, monkeypatch: p
     checks = found(folder)
     assert "1 MiB left" in checks["disk space"].text
     assert "line 2, column 'age': 'old' is not a number" in checks["data"].text
-    for name in [name for name in sys.modules if name.split(".")[0] == "learning"]:
-        del sys.modules[name]
+    forget_app()
     (folder / "app" / "learning" / "task.py").write_text("raise RuntimeError('not\\nyet')")
     assert found(folder)["app"].text == "RuntimeError: not yet"

@@ -25,6 +25,8 @@ from normec.federation.flower.records import from_records, to_records  # noqa: E
 from normec.federation.flower.supernode import VECTORS  # noqa: E402
 from normec.federation.protocol.wire import WireError  # noqa: E402
 
+from ..support.waiting import LIMIT  # noqa: E402
+
 NUMBERS = 650
 ALLOWED = MessageLimits.of(NUMBERS)
 
@@ -174,7 +176,7 @@ def test_an_answer_is_cut_off_at_its_limit_and_the_rest_is_not_fetched(web: str)
         assert len(client.post(f"{web}/v1/runtime/get-nodes?200000").content) == 200_000
         with pytest.raises(WireError, match="larger than 100000 bytes"):
             client.post(f"{web}/v1/runtime/pull-object?1000000000")
-        assert cut.wait(120)  # the connection was closed, and the server noticed
+        assert cut.wait(LIMIT)  # the connection was closed, and the server noticed
     assert sum(served) < 100_000_000
 
 

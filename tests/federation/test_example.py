@@ -1,4 +1,4 @@
-"""The example of `normec federation local`: its patients, and its settings beside those that are given."""
+"""The example of `normec federation local`: its patients, its settings, and settings that are given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields and Flower's records, there and back; and what strangers may put into records."""
+"""Fields as Flower's records and back, and records that no party writes."""
 
 from __future__ import annotations
 
@@ -51,18 +51,17 @@ def test_an_array_is_not_taken_for_another_that_is_gone() -> None:
         assert found == number
 
 
-def array(**description: Any) -> Any:
-    whole = io.BytesIO()
-    np.save(whole, np.zeros(4, np.float32))
-    return flwr.Array(
-        **{"dtype": "float32", "shape": (4,), "stype": "numpy.ndarray", "data": whole.getvalue()} | description
-    )
-
-
 def saved(value: np.ndarray[Any, Any], **how: Any) -> bytes:
+    """The file that NumPy writes."""
     whole = io.BytesIO()
     np.save(whole, value, **how)
     return whole.getvalue()
+
+
+def array(**description: Any) -> Any:
+    """Four zeros as Flower sends them, with another description."""
+    zeros = {"dtype": "float32", "shape": (4,), "stype": "numpy.ndarray", "data": saved(np.zeros(4, np.float32))}
+    return flwr.Array(**zeros | description)
 
 
 @pytest.mark.parametrize(

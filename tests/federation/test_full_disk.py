@@ -15,6 +15,7 @@ import pytest
 from normec import UsageError
 from normec.federation.flower.roster import FILE, gather
 
+from ..support.waiting import LIMIT
 from .faulty_network import NODES, SETTINGS, FaultyFederation
 
 
@@ -108,7 +109,7 @@ def test_flower_logs_a_users_mistake_in_one_line() -> None:
         "    except Exception as error:\n"
         "        log.error('%s raised an exception', 'ServerApp', exc_info=error)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT)
     first, *rest = ended.stdout.splitlines()
     assert first == "ERROR:flwr:error: the disk is full"
     assert "Traceback" in "".join(rest)  # a mistake of the code keeps its traceback

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from normec import Problem
 from normec.federation.protocol.account import read_releases
-from normec.federation.protocol.gradient_oracle import GradientOracle, ProblemOracle
+from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.terms import PlanTerms
@@ -27,6 +27,7 @@ from normec.privacy import gaussian
 
 from .faulty_network import DIMENSION, Quadratic
 from .hostile import SIGMA, HostileServer, zeros
+from .oracles import Untouched
 
 POLICY = Policy(epsilon=1e6, trusts=["local", "central"], methods=["normec", "clip21", "ef21", "dpsgd", "gd"])
 
@@ -176,10 +177,6 @@ def test_a_claim_that_the_rest_of_the_budget_cannot_pay_still_stops_all_spending
 
 @pytest.mark.parametrize("sigma", [1e-300, 1e-8, 0.5, 1e7, 1e8, 1e100, 1e200])
 def test_noise_outside_the_limits_is_refused_before_the_data_are_touched(sigma: float, tmp_path: Path) -> None:
-    class Untouched(GradientOracle):
-        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
-            raise AssertionError("the data were touched")
-
     party = Party(tmp_path, Policy(epsilon=8.0), Untouched(), node="a")
     answer = HostileServer(party, zeros(DIMENSION), sigma=sigma).ask()
     assert isinstance(answer, Refusal)

@@ -1,4 +1,4 @@
-"""What is lost is noticed and mended: replies, disks, ledgers, promises; one federation per test."""
+"""Lost replies, disks and ledgers are noticed, and the run goes on."""
 
 from __future__ import annotations
 

@@ -32,6 +32,8 @@ from nvflare.private.fed.client.client_runner import ClientRunner, ClientRunnerC
 from normec import BudgetSpent, UsageError
 from normec.federation.nvflare.private_updates import LEDGER, PrivateUpdates
 
+from ..support.waiting import LIMIT
+
 SHAPES = {"weight": (300, 20), "bias": (20,)}
 LENGTH = 6020
 
@@ -217,6 +219,7 @@ def test_a_job_of_the_simulator(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
+        timeout=LIMIT,
     )
     for site in ("site-1", "site-2"):
         path = tmp_path / "ledgers" / site / LEDGER

@@ -1,4 +1,4 @@
-"""Other people's methods in a federation, against loops written by hand in NumPy and against `normec.train`."""
+"""Users' own methods in a federation, against loops written by hand in NumPy and against `normec.train`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ from . import in_process
 from .faulty_network import DIMENSION, NODES, POLICY, FaultyFederation, Quadratic
 from .hostile import HostileServer, zeros
 from .in_process import InProcessFederation, convolution, plan, softmax, whole
+from .oracles import Untouched
 
 FILES = Path(__file__).with_name("methods")
 MINE, WRONG = FILES / "my_method.py", FILES / "wrong_methods.py"
@@ -224,12 +225,12 @@ def test_a_message_that_was_dropped_leaves_no_momentum_behind(federation: Faulty
     hand = ByHand()
     play(federation)
     hand.round()
-    honest = federation.server.collector.limits
-    federation.server.collector.limits = dataclasses.replace(honest, norm=1e-9)
+    usual = federation.server.collector.limits
+    federation.server.collector.limits = dataclasses.replace(usual, norm=1e-9)
     federation.ask("a")
     federation.deliver(0)
     assert federation.server.state.parties["a"].drops == 1
-    federation.server.collector.limits = honest
+    federation.server.collector.limits = usual
     for _ in range(2):
         play(federation)
         hand.round()
@@ -394,11 +395,7 @@ def test_methods_that_cannot_work_are_refused_before_anybody_is_asked(name: str,
 
 
 @pytest.mark.parametrize(("name", "says"), [("PastItsBound", "above its bound 1"), ("Failing", "KeyError")])
-def test_and_by_the_party_before_it_pays_or_looks_at_its_data(name: str, says: str, tmp_path: Path) -> None:
-    class Untouched(GradientOracle):
-        def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:  # noqa: ARG002
-            raise AssertionError("the data were touched")
-
+def test_a_party_refuses_such_methods_before_it_pays_or_touches_its_data(name: str, says: str, tmp_path: Path) -> None:
     policy = PLAIN.model_copy(update={"methods": [f"{WRONG}:{name}"]})
     reason, exact = refused(tmp_path, policy, wrong(name), Untouched())
     assert reason == "terms"
@@ -421,7 +418,7 @@ def test_a_method_that_fails_on_the_data_looks_like_any_other(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("tau", ["1", None, [1.0], {"operator": "Clip", "tau": 1.0}, -1.0, 0.0, True])
-def test_settings_that_a_method_does_not_check_are_held_against_its_bound(tau: Any, tmp_path: Path) -> None:
+def test_a_method_that_checks_no_settings_is_refused_by_its_bound(tau: Any, tmp_path: Path) -> None:
     policy = PLAIN.model_copy(update={"methods": [f"{WRONG}:AnySetting"], "least_sigma": 1.0})
     party = Party(tmp_path, policy, Quadratic(), node="a")
     asking = HostileServer(party, zeros(DIMENSION), method=wrong("AnySetting"), privacy=SECURE, sigma=2.0)
@@ -431,7 +428,7 @@ def test_settings_that_a_method_does_not_check_are_held_against_its_bound(tau: A
 
 
 def test_a_method_that_nobody_can_follow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Two states of its own: all goes well until a disk is lost after a message was accepted."""
+    """The method has two states of its own. All goes well until a disk is lost after a message was accepted."""
     with caplog.at_level(logging.WARNING, "normec"):
         federation = FaultyFederation(tmp_path, own("Averaging"), SECURE, policy=RULES)
     assert "does not define follow" in caplog.text

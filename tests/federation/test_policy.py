@@ -180,7 +180,6 @@ def test_a_party_answers_to_its_own_name_only(tmp_path: Path) -> None:
 
 
 def test_a_claimed_bound_that_is_not_the_operators(tmp_path: Path) -> None:
-
     party = Party(tmp_path, CAREFUL, Quadratic(), node="a")
     coordinator = server(Clip21(2.0), Privacy(sigma=8.0, noise="secure", trust="local"))
     request = coordinator.requests()["a"]
@@ -191,7 +190,6 @@ def test_a_claimed_bound_that_is_not_the_operators(tmp_path: Path) -> None:
 
 
 def test_an_unbounded_method_under_noise_is_refused_by_the_party_too(tmp_path: Path) -> None:
-
     party = Party(tmp_path, CAREFUL.model_copy(update={"methods": ["gd"]}), Quadratic(), node="a")
     request = server(DPSGD(SmoothedNorm(0.1)), SECURE).requests()["a"]
     method = MethodTerms.of(GD())
@@ -235,7 +233,7 @@ def test_the_budget_runs_out_in_the_middle_and_a_new_run_brings_no_new_one(tmp_p
     assert isinstance(asked(more, coordinator), Reply)  # a party may raise its own budget
 
 
-def test_the_unit_of_an_account_cannot_change(tmp_path: Path) -> None:
+def test_the_relation_of_an_account_cannot_change(tmp_path: Path) -> None:
     assert isinstance(asked(Party(tmp_path, CAREFUL, Quadratic(), node="a"), server(NormEC(0.1, 0.5), SECURE)), Reply)
     other = Party(tmp_path, CAREFUL.model_copy(update={"relation": "replace"}), Quadratic(), node="a")
     answer = asked(

@@ -32,6 +32,7 @@ from normec.gradients.record_clip import RecordClip
 from normec.privacy import gaussian
 
 from .hostile import HostileServer, zeros
+from .oracles import ClipsTheSum
 
 SIGMA, DIVISOR = 0.5, 8.0
 OWN = Path(__file__).with_name("methods") / "my_method.py"
@@ -167,17 +168,6 @@ def test_the_other_records_are_rounded_alike_at_any_point(count: int, scale: flo
         return own.clipped_gradient(x, 0, 0, plan, RecordTerms(1.0, by_layer=False, clip=1.0), secret_coins=True)[0]
 
     assert float((total(0) - total(1)).double().norm()) <= 1 + 1e-5
-
-
-class ClipsTheSum(ProblemOracle):
-    """The planted bug: the sum is clipped, and not the records."""
-
-    def clipped_gradient(
-        self, x: Tensor, index: int, round: int, plan: PlanTerms, terms: RecordTerms, *, secret_coins: bool
-    ) -> tuple[Tensor, float]:
-        open_terms = RecordTerms(terms.divisor, terms.by_layer, 1e9, terms.batch_rate)
-        total, loss = super().clipped_gradient(x, index, round, plan, open_terms, secret_coins=secret_coins)
-        return Clip(1.0)(total), loss
 
 
 def test_the_measurement_finds_a_clip_of_the_sum(tmp_path: Path) -> None:

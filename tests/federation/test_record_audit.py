@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Privacy, Problem
@@ -21,6 +21,7 @@ from normec.federation.protocol.wire import Reply
 from normec.privacy.audit import Audit, View, audit_releases
 
 from .hostile import HostileServer, zeros
+from .oracles import ClipsTheSum
 
 RECORDS, MESSAGES, RUNS, DELTA = 6, 2, 120, 1e-5
 SIGMA = 0.1
@@ -37,17 +38,6 @@ def data(with_canary: bool) -> Problem:
     return Problem(
         model, lambda out, target: (out[:, 0] * target).mean(), [TensorDataset(given, torch.ones(len(given)))]
     )
-
-
-class ClipsTheSum(ProblemOracle):
-    """The planted bug: the sum is clipped, and not the records."""
-
-    def clipped_gradient(
-        self, x: Tensor, index: int, round: int, plan: PlanTerms, terms: RecordTerms, *, secret_coins: bool
-    ) -> tuple[Tensor, float]:
-        unbounded = RecordTerms(terms.divisor, terms.by_layer, 1e9, terms.batch_rate)
-        total, loss = super().clipped_gradient(x, index, round, plan, unbounded, secret_coins=secret_coins)
-        return Clip(1.0)(total), loss
 
 
 def sent(oracle: ProblemOracle) -> tuple[np.ndarray, float]:

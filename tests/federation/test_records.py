@@ -16,7 +16,7 @@ from normec.algorithms.method import MEMORY, Steps
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.gradient_oracle import ProblemOracle
-from normec.federation.protocol.policy import Policy
+from normec.federation.protocol.policy import Policy, load_policy
 from normec.federation.protocol.reconciliation import reconcile
 from normec.federation.protocol.spending import spending
 from normec.federation.protocol.terms import PlanTerms, RecordTerms
@@ -315,8 +315,6 @@ def test_what_no_rule_covers_is_refused_at_the_start(name: str, tmp_path: Path) 
 
 
 def test_a_policy_for_records(tmp_path: Path) -> None:
-    from normec.federation.protocol.policy import load_policy
-
     path = tmp_path / "policy.toml"
     path.write_text('epsilon = 8\nunits = ["client", "record"]\nrecord_epsilon = 1\nlargest_record_clip = 2\n')
     policy = load_policy(path)

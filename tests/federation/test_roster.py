@@ -1,4 +1,4 @@
-"""Who is there, by the SuperLink's word; and a SuperLink that does not answer any more."""
+"""Which parties are online as the SuperLink says, and a SuperLink that no longer answers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ httpx = pytest.importorskip("httpx")
 
 
 class Link:
-    """What a Grid says of its nodes, or why it does not."""
+    """A Grid that lists its nodes, or fails."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -53,7 +53,7 @@ def test_too_few_parties_are_counted_and_the_wait_ends(tmp_path: Path) -> None:
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_superlink_that_is_silent_is_borne_with_for_a_while_and_then_given_up() -> None:
+def test_a_silent_superlink_is_given_up_only_after_a_while() -> None:
     link = Link()
     link.nodes = [node(1)]
     roster = Roster(link, [name_of(b"1")])  # type: ignore[arg-type]

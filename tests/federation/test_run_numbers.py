@@ -1,4 +1,4 @@
-"""Two runs of one name are two runs; and a message is sent again only under the cover it was made for."""
+"""Two runs of one name are two runs, and a message is sent again only under the terms that it was made for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server lets through: honest messages practically always, a party's largest lie no further than stated."""
+"""What the server lets through: honest messages practically always, and lies only up to limits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,6 @@ def test_the_norm_that_is_let_through_is_near_the_exact_quantile(dimension: int,
     limit = Limits.of(METHOD, sigma, dimension).norm
     exact = sigma * math.sqrt(stats.ncx2.isf(CHANCE / 3, dimension, 1 / sigma**2))
     assert exact <= limit <= 1.12 * exact
-    assert limit < 1 + sigma * (math.sqrt(dimension) + math.sqrt(-2 * math.log(1e-12)))  # what it was before
 
 
 @pytest.mark.parametrize(("dimension", "sigma"), TIGHT)
@@ -101,8 +100,8 @@ def test_a_lie_cannot_be_repeated_in_the_direction_of_the_last(tmp_path: Path) -
     server.close()
 
 
-def test_what_a_party_can_add_up_to_is_what_the_documentation_says() -> None:
-    """The strongest steady push that all tests allow, for K rounds: at most √K lengths and K parts along the row."""
+def test_a_steady_push_adds_up_to_root_k_lengths_and_k_parts_along_the_row() -> None:
+    """A party sends the strongest push in one direction that all limits allow, for K rounds."""
     sigma, rounds, dimension = 5.0, 40, 650
     server = coordinator(sigma)
     limits, goal = server.collector.limits, np.full(dimension, dimension**-0.5)
@@ -122,7 +121,7 @@ def test_what_a_party_can_add_up_to_is_what_the_documentation_says() -> None:
         if limits.broken_by(push, row) is None:
             row = row + push
     reached = float(row @ goal)
-    assert reached <= limits.norm * math.sqrt(rounds) + limits.along * rounds
+    assert reached <= limits.norm * math.sqrt(rounds) + limits.along * rounds < reached / 0.8
     assert reached < 0.5 * limits.norm * rounds  # what length alone would have let through
     server.close()
 
@@ -196,7 +195,7 @@ def test_tokens_do_not_pile_up_and_every_handshake_is_counted() -> None:
     server.close()
 
 
-def test_a_restored_server_knows_the_lives_of_its_parties() -> None:
+def test_a_restored_server_knows_the_handshakes_of_its_parties() -> None:
     method, x = DPSGD(Clip(1.0)), torch.zeros(4)
     state = ServerState.fresh(Steps(method, x), x, ["a", "b"])
     state.parties["a"].note_handshake("0" * 32)

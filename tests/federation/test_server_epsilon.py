@@ -49,6 +49,30 @@ def exchange(server: Coordinator, folder: Path, node: str) -> Reply | Refusal:
     return answer
 
 
+def answered(server: Coordinator, folder: Path, node: str) -> None:
+    """Ask a party until its message has reached the server."""
+    while not isinstance(exchange(server, folder, node), Reply):
+        pass
+
+
+def lose_disks(server: Coordinator, folder: Path, times: int) -> set[str]:
+    """Let `a` make a message and lose its disk and the message, so many times, and then make one that arrives.
+
+    Returns the digests of all its messages, which an observer of the network has seen.
+    """
+    seen = set()
+    for lost in (*[True] * times, False):
+        answer: Reply | Refusal = Refusal("r", "a", 0, "state")
+        while isinstance(answer, Refusal):
+            answer = party(folder, "a").answer(server.requests()["a"])
+            if isinstance(answer, Refusal) or not lost:
+                server.receive("a", to_fields(answer))
+        seen.add(answer.digest)
+        if lost:
+            shutil.rmtree(folder / "a")
+    return seen
+
+
 def test_a_run_that_stops_before_its_first_round_closes_has_released_messages(tmp_path: Path) -> None:
     server = open_server(tmp_path)
     assert isinstance(exchange(server, tmp_path, "a"), Refusal)  # its handshake
@@ -74,23 +98,11 @@ def test_nothing_is_asked_before_the_round_is_in_the_servers_ledger(tmp_path: Pa
 
 
 def test_a_party_that_lost_its_disk_counts_with_all_that_it_released(tmp_path: Path) -> None:
-    """Each reply of `a` but the last of a round is seen on the network, and its disk and the reply are lost."""
     server = open_server(tmp_path)
     seen = set()
     while not server.finished:
-        for lost in (True, True, False):
-            answer: Reply | Refusal = Refusal("r", "a", 0, "state")
-            while isinstance(answer, Refusal):
-                answer = party(tmp_path, "a").answer(server.requests()["a"])
-                if isinstance(answer, Refusal):
-                    server.receive("a", to_fields(answer))
-            seen.add(answer.digest)
-            if lost:
-                shutil.rmtree(tmp_path / "a")
-            else:
-                server.receive("a", to_fields(answer))
-        while not isinstance(exchange(server, tmp_path, "b"), Reply):
-            pass
+        seen |= lose_disks(server, tmp_path, times=2)
+        answered(server, tmp_path, "b")
         server.close_round()
     run = server.finish()
     spent = run.privacy
@@ -118,8 +130,7 @@ def test_a_run_in_which_nothing_was_lost_ends_at_its_target(tmp_path: Path) -> N
     server = open_server(tmp_path)
     while not server.finished:
         for node in NODES:
-            while not isinstance(exchange(server, tmp_path, node), Reply):
-                pass
+            answered(server, tmp_path, node)
         server.close_round()
     spent = server.finish().privacy
     assert spent is not None
@@ -129,18 +140,6 @@ def test_a_run_in_which_nothing_was_lost_ends_at_its_target(tmp_path: Path) -> N
     assert "(epsilon, delta) = (2, 1e-05)" in spent.statement
     assert not any("may have released" in note for note in spent.notes)
     server.close()
-
-
-def lose_disks(server: Coordinator, folder: Path, times: int) -> None:
-    """`a` makes a message and loses its disk, so many times; then it makes one more, which the server takes."""
-    for lost in (*[True] * times, False):
-        answer: Reply | Refusal = Refusal("r", "a", 0, "state")
-        while isinstance(answer, Refusal):
-            answer = party(folder, "a").answer(server.requests()["a"])
-            if isinstance(answer, Refusal) or not lost:
-                server.receive("a", to_fields(answer))
-        if lost:
-            shutil.rmtree(folder / "a")
 
 
 def test_a_killed_server_leaves_the_epsilon_of_all_that_its_parties_released(tmp_path: Path) -> None:
@@ -182,8 +181,7 @@ def test_a_summary_from_before_disks_were_lost_does_not_lower_epsilon(tmp_path: 
 def test_a_finished_summary_that_leaves_out_lost_messages_is_refused(tmp_path: Path) -> None:
     server = open_server(tmp_path, rounds=1)
     lose_disks(server, tmp_path, times=2)
-    while not isinstance(exchange(server, tmp_path, "b"), Reply):
-        pass
+    answered(server, tmp_path, "b")
     server.close_round()
     spent = server.finish().privacy
     server.close()
@@ -203,8 +201,7 @@ def test_a_page_says_in_words_what_all_messages_tell_an_observer(tmp_path: Path)
     """The ledger alone has one release; `a` has made seven, which pass the target."""
     server = open_server(tmp_path)
     lose_disks(server, tmp_path, times=6)
-    while not isinstance(exchange(server, tmp_path, "b"), Reply):
-        pass
+    answered(server, tmp_path, "b")
     server.close_round()
     assert server.mechanism is not None
     mu = math.sqrt(7) / server.mechanism.sigma  # the bound of NormEC's message is 1
@@ -222,8 +219,7 @@ def test_a_page_says_nothing_in_words_of_a_ledger_that_was_set_back(tmp_path: Pa
     server, folder = open_server(tmp_path), tmp_path / "server"
     for k in range(2):
         for node in NODES:
-            while not isinstance(exchange(server, tmp_path, node), Reply):
-                pass
+            answered(server, tmp_path, node)
         server.close_round()
         if k == 0:
             old = {name: (folder / name).read_bytes() for name in ("ledger.jsonl", "ledger.jsonl.head")}

@@ -1,4 +1,4 @@
-"""The server's rounds with a network that is played: hostile and silent parties, and a clock that the test moves."""
+"""The rounds of the server with hostile and silent parties, without a network, by a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def silent(_: Request) -> None:
 
 
 class Play:
-    """A mailbox, a roster and a clock. An answer takes `ANSWER` seconds, and a look into an empty mailbox its time."""
+    """A mailbox, a roster and a clock. An answer takes `ANSWER` seconds, and a look into an empty mailbox its limit."""
 
     def __init__(
         self, folder: Path | None, mallory: Behaviour, rounds: int, minimum: int = 2, restless: bool = False
@@ -105,23 +105,23 @@ def test_a_party_that_talks_nonsense_does_not_hold_rounds_up(mallory: Behaviour,
     play = Play(tmp_path, mallory, rounds)
     play.run()
     assert play.server.round == rounds
-    assert play.now < rounds * 30  # a hostile party used to hold every round to its limit of 600 s
+    assert play.now < rounds * 30  # the limit of a round is 600 s
     assert play.asks["a"] == rounds
     assert play.asks["mallory"] <= rounds
 
 
-def test_a_silent_party_holds_a_vanishing_part_of_the_rounds_up() -> None:
+def test_a_silent_party_holds_up_one_round() -> None:
     rounds = 300
     play = Play(None, silent, rounds)
     play.run()
     assert play.server.round == rounds
     assert play.now < 2 * LIMIT  # the first round waits until its limit, the others do not wait
-    asides = [line for line in play.server.journal.lines if line["event"] == "suspended"]
-    assert {line["party"] for line in asides} == {"mallory"}
-    assert "silent" in asides[0]["why"]
+    suspended = [line for line in play.server.journal.lines if line["event"] == "suspended"]
+    assert {line["party"] for line in suspended} == {"mallory"}
+    assert "silent" in suspended[0]["why"]
 
 
-def test_a_party_with_a_fault_on_its_book_is_asked_but_not_waited_for() -> None:
+def test_a_party_after_a_fault_is_asked_but_not_waited_for() -> None:
     turns = itertools.count()
     play = Play(None, lambda request: rubbish(request) if next(turns) < 1 else None, 300)
     play.run()
@@ -195,7 +195,7 @@ def test_the_time_of_a_suspension_doubles_up_to_a_limit_and_is_forgotten_after_c
     assert suspensions.strike("m", 1.0, now) == SHORTEST
 
 
-def test_a_party_holds_rounds_up_ever_more_seldom() -> None:
+def test_a_party_holds_rounds_up_more_and_more_rarely() -> None:
     """It is silent until the limit whenever it is waited for, and sends good messages otherwise."""
     suspensions, now, held = Suspensions(), 0.0, 0
     for _ in range(2000):

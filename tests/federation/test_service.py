@@ -1,4 +1,4 @@
-"""A party as a service: its file, its log, its exit codes, and the unit of systemd in the template."""
+"""A party as a service: its file, its log, its exit codes, and the templates for systemd and containers."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ from normec.federation.flower.supernode import NotAdmitted, Signals, watched_cli
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import load_policy
 
+from ..support.waiting import LIMIT
 from .faulty_network import DIMENSION, Quadratic
 from .hostile import HostileServer, zeros
+from .party_files import make_ssh_key
 
 ALL = {
     "superlink": "fed.example.org:9092",
@@ -137,7 +139,7 @@ def prepared(folder: Path, policy: str = "epsilon = 8.0\n") -> Path:
     write_app(folder / "app")
     (folder / "policy.toml").write_text(policy)
     (folder / "ca.crt").write_text("no certificate")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", str(folder / "party")], check=True)
+    make_ssh_key(folder / "party")
     return write(folder, superlink="127.0.0.1:1")
 
 
@@ -154,6 +156,7 @@ def test_a_party_without_budget_ends_with_code_5(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=LIMIT,
     )
     assert done.returncode == 5, done.stderr
     line = json.loads(done.stdout.splitlines()[-1])

@@ -6,8 +6,6 @@ import json
 import math
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -38,6 +36,8 @@ from normec.federation.protocol.price import priced
 from normec.federation.protocol.wire import Refusal, SumRequest, octets, to_fields
 from normec.privacy.accounting import epsilon_of
 
+from .party_files import forget_app, make_ssh_key
+
 NAMES = ("north", "south", "east")
 SETTINGS: dict[str, Any] = {
     "rounds": 10,
@@ -56,10 +56,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "table.toml").write_text(TABLE)
     write_app(folder / "app", schema=folder / "table.toml")
     for name in NAMES:
-        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(folder / name)]
-        subprocess.run(command, check=True)
-    for loaded in [name for name in sys.modules if name.split(".")[0] == "learning"]:
-        del sys.modules[loaded]  # of the app of another test
+        make_ssh_key(folder / name)
+    forget_app()
     new_terms(folder / "app", {name: folder / f"{name}.pub" for name in NAMES}, SETTINGS).save(folder / "terms.json")
     return folder
 
@@ -219,8 +217,7 @@ def test_a_signature_counts_for_its_own_party_only(folder: Path) -> None:
 
 
 def test_a_stranger_cannot_sign(folder: Path) -> None:
-    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(folder / "west")]
-    subprocess.run(command, check=True)
+    make_ssh_key(folder / "west")
     with pytest.raises(UsageError, match="belongs to none of the parties of run app"):
         SignedTerms.load(folder / "terms.json").sign(read_private_key(folder / "west"))
 
@@ -274,8 +271,7 @@ def test_no_code_runs_that_the_terms_do_not_name(
     signed(folder)
     task = folder / "app" / "learning" / "task.py"
     task.write_text(f"open({str(folder / 'ran')!r}, 'w').close()\n{task.read_text()}")
-    for loaded in [name for name in sys.modules if name.split(".")[0] == "learning"]:
-        del sys.modules[loaded]  # of the app of another test
+    forget_app()
     assert run(["federation", command, party_file(folder)]) in (1, 2)
     said = capsys.readouterr()
     assert "differs from that of the terms of run app" in said.out + said.err
@@ -288,8 +284,7 @@ def test_the_digest_of_a_party_is_that_of_its_whole_app(folder: Path) -> None:
     terms = SignedTerms.load(folder / "terms.json")
     replace(terms, app=digest_of_app(folder / "app" / "learning"), signatures={}).save(folder / "terms.json")
     signed(folder)
-    for loaded in [name for name in sys.modules if name.split(".")[0] == "learning"]:
-        del sys.modules[loaded]  # of the app of another test
+    forget_app()
     config = load_party_file(Path(party_file(folder))).node_config
     with pytest.raises(UsageError, match="differs from that of the terms of run app"):
         _agreed(config, load_task(folder / "app"))

@@ -459,7 +459,7 @@ def accusing(fields: Any, of: int) -> Any:
 
 
 def test_a_party_that_is_accused_falsely_takes_part_again(tmp_path: Path) -> None:
-    """Party a is restarted in the middle of a round, and party d lies about the share of it that it holds."""
+    """Party a sends no vector in round 0, and party d says that the shares of a cannot be decrypted."""
     federation = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 20, CLIENT)
     server, summed = federation.server, list[int]()
     for _ in range(200):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from normec.settings.validation import to_toml
 from normec.training.saved_run import Result
 
 from .hostile import HostileServer, zeros
+from .party_files import forget_app, make_ssh_key
 
 flower = pytest.importorskip("flwr.app")
 
@@ -39,8 +38,7 @@ SCHEMA = 'target = "ill"\nclasses = ["no", "yes"]\n[inputs]\nage = {low = 20, hi
 def app(tmp_path: Path) -> Path:
     (tmp_path / "schema.toml").write_text(SCHEMA)
     write_app(tmp_path / "app", schema=tmp_path / "schema.toml")
-    for name in [name for name in sys.modules if name.split(".")[0] == "learning"]:
-        del sys.modules[name]  # the app of another test
+    forget_app()
     return tmp_path / "app"
 
 
@@ -84,8 +82,7 @@ def test_a_party_with_signed_terms_refuses_other_requests(app: Path, tmp_path: P
     table = tmp_path / "patients.csv"
     table.write_text("age,ill\n30,no\n70,yes\n")
     for name in "ab":
-        command = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", str(tmp_path / name)]
-        subprocess.run(command, check=True)
+        make_ssh_key(tmp_path / name)
     terms = new_terms(app, {name: tmp_path / f"{name}.pub" for name in "ab"}, {"name": "trial", "rounds": 5})
     terms = terms.sign(read_private_key(tmp_path / "a"))
     terms.save(tmp_path / "terms.json")
@@ -113,8 +110,7 @@ def test_the_server_tests_with_a_public_table(app: Path, tmp_path: Path, monkeyp
 def test_an_app_without_a_schema_takes_no_table(tmp_path: Path) -> None:
     write_app(tmp_path / "plain")
     assert not (tmp_path / "plain" / "learning" / "table_task.py").exists()
-    for name in [name for name in sys.modules if name.split(".")[0] == "learning"]:
-        del sys.modules[name]
+    forget_app()
     answers = ask(tmp_path / "plain", tmp_path, tmp_path / "patients.csv")
     assert answers[0]["reason"] == "failed"
     assert "has no table.toml" in read_journal(tmp_path / "state" / "events.jsonl")[-1]["exact"]
@@ -151,7 +147,7 @@ def test_a_federation_on_one_machine_needs_a_readable_table_for_each_party(app: 
     assert federation(good, other).config["parties"] == 2
 
 
-def test_a_task_of_ones_own_needs_no_tables(app: Path, tmp_path: Path) -> None:
+def test_a_task_that_was_changed_needs_no_tables(app: Path, tmp_path: Path) -> None:
     task = app / "learning" / "task.py"
     task.write_text(task.read_text(encoding="utf-8") + "\nOWN = True\n", encoding="utf-8")
     assert Federation(LocalOptions(app, tmp_path / "out", 2, {})).config["parties"] == 2

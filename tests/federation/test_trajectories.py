@@ -115,7 +115,7 @@ def test_sampled_parties_with_forgetting(tmp_path: Path) -> None:
     x = federation.run()
     reference = train(
         whole(softmax),
-        *(method,),
+        method,
         lr=0.5,
         rounds=8,
         seed=7,

@@ -1,4 +1,4 @@
-"""The messages, there and back; and whatever else might come over a network."""
+"""Messages as fields and back, and whatever else may come over a network."""
 
 from __future__ import annotations
 
@@ -46,8 +46,6 @@ METHODS: list[Method] = [
 
 RUN = "run-1~0123456789abcdef"
 EVERY_METHOD = tuple(BUILT_IN)
-
-
 WITH_LOCAL_STEPS = PlanTerms(7, 32, 10, LocalTerms(5, 0.1, "sgd", 0.5, 0.25, "difference"))
 
 
@@ -260,7 +258,7 @@ def test_nothing_is_unpickled(tmp_path: Path) -> None:
 
 
 def hostile(rng: random.Random, good: Reply) -> list[dict[str, Any]]:
-    """Twenty kinds of bad messages, each a little different every time."""
+    """A bad message of each kind, a little different every time."""
     fields = dict(to_fields(good))
     size = len(good.message)
     noise = np.array([rng.gauss(0, 1) for _ in range(size)])
@@ -330,11 +328,11 @@ def test_a_message_past_its_bound_is_dropped_and_replaced(tmp_path: Path) -> Non
     )
     federation.settle()
     collector = federation.server.collector
-    collector.limits, honest = Limits(1e-9, 1e-9, 1e-9), collector.limits
+    collector.limits, usual = Limits(1e-9, 1e-9, 1e-9), collector.limits
     federation.ask("a")
     federation.deliver(0)
     assert federation.server.state.parties["a"].drops == 1
-    collector.limits = honest
+    collector.limits = usual
     federation.ask("a")
     federation.deliver(0)
     assert "a" not in federation.server.waiting

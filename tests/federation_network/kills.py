@@ -2,15 +2,12 @@
 
 A kill takes a party, two parties, or the server of the run, at any moment of an exchange; who was killed is started
 again from its folder. At the end every sum was opened once and applied once, and no ledger counts less than was sent.
-The limits of waiting are for hangs alone.
 """
 
 from __future__ import annotations
 
 import base64
-import os
 import random
-import signal
 import sys
 import time
 from collections import Counter
@@ -42,7 +39,7 @@ def kill_again_and_again(network: NetworkFederation, kills: int, seed: int) -> C
         begun = time.monotonic()
         if chance.random() < 0.4:
             victims["server"] += 1
-            _kill_server(network)
+            network.kill_server()
             run = network.begin(NAME, **RUN)
         else:
             chosen = chance.sample(range(PARTIES), chance.choice((1, 1, 2)))
@@ -61,22 +58,14 @@ def kill_again_and_again(network: NetworkFederation, kills: int, seed: int) -> C
 
 
 def _progress(network: NetworkFederation, sums: int) -> None:
+    """Wait for so many more sums."""
     rows = len(network.rows(NAME)) if (network.out(NAME) / "metrics.jsonl").exists() else 0
     there = lambda: (network.out(NAME) / "metrics.jsonl").exists()  # noqa: E731
     wait_for(lambda: there() and len(network.rows(NAME)) >= rows + sums, f"{sums} more sums")
 
 
-def _kill_server(network: NetworkFederation) -> None:
-    server = network.federation.processes.find("flwr-serverapp")
-    if server is None:
-        return
-    os.kill(server.pid, signal.SIGKILL)
-    wait_for(lambda: server.ended, "the end of the server")
-    server.close()
-
-
 def check(network: NetworkFederation) -> dict[str, int]:
-    """What must hold whatever was killed; returns numbers for people."""
+    """Check what must hold whatever was killed; returns numbers to print."""
     rows = [row["round"] for row in network.rows(NAME)]
     assert rows == list(range(len(rows))), "a row of history was lost or written twice"
     kept = network.out(NAME) / "secure-sum"

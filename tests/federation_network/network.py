@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ WITHOUT_NOISE = {"private": False, "epsilon": "", "delta": "", "unit": "", "rela
 
 
 def write_test_app(folder: Path, task: str) -> None:
-    """The app that `init` writes, with another task and a client that can be stopped."""
+    """Write the app of `init`, with another task and a client that can be stopped."""
     write_app(folder)
     for name, source in (("task", task), ("client", "stoppable"), ("sorted_digits", "sorted_digits")):
         shutil.copy(PARTS / f"{source}.py", folder / "learning" / f"{name}.py")
@@ -44,7 +45,7 @@ def write_test_app(folder: Path, task: str) -> None:
 
 
 def keep_digits(path: Path) -> None:
-    """The digits as plain arrays: loading scikit-learn in every process would take longer than all the rest."""
+    """Save the digits as plain arrays: loading scikit-learn in every process would take longer than all the rest."""
     found = normec.data.load("digits")
     assert found.test is not None
     arrays = zip(
@@ -54,7 +55,7 @@ def keep_digits(path: Path) -> None:
 
 
 class NetworkFederation:
-    """`task`: "logistic" or "cnn". Enter it, and five parties wait for runs."""
+    """A SuperLink and five parties, which wait for runs while the context is open. `task`: "logistic" or "cnn"."""
 
     def __init__(self, folder: Path, task: str, database: bool = False) -> None:
         self.folder, self.task, self._database = folder, task, database
@@ -81,7 +82,7 @@ class NetworkFederation:
         os.environ.pop("NORMEC_TEST_FOLDER", None)
 
     def policy(self, i: int, epsilon: float = 1e6, **rules: object) -> None:
-        """A party's own rules; for tests they allow all that a test does not look at."""
+        """Write a party's policy, which allows all that `rules` do not restrict."""
         allowed = {
             "epsilon": epsilon,
             "least_sigma": 1e-6,
@@ -101,7 +102,18 @@ class NetworkFederation:
     def kill(self, i: int) -> None:
         self.federation.processes.kill(self.federation.name(i))
 
+    def kill_server(self) -> bool:
+        """Kill the server of the run and wait for its end; False if none runs."""
+        server = self.federation.processes.find("flwr-serverapp")
+        if server is None:
+            return False
+        os.kill(server.pid, signal.SIGKILL)
+        wait_for(lambda: server.ended, "the end of the server")
+        server.close()
+        return True
+
     def stop_at(self, i: int, phase: str, round: int) -> None:
+        """Let a party stop in a phase of a round (`parts/stoppable.py`)."""
         (self.folder / f"stopped-{i}.json").unlink(missing_ok=True)  # of an earlier test
         (self.folder / f"stop-{i}.json").write_text(json.dumps({"phase": phase, "round": round}))
 
@@ -116,7 +128,7 @@ class NetworkFederation:
         return self.federation.start_run(**self.config)
 
     def end(self, run: int) -> str:
-        """Wait for a run's end; returns what Flower says of it, nothing where all went well."""
+        """Wait for a run's end, and return what Flower says of it: nothing if all went well."""
         with self.federation.control() as control:
             done = lambda: control.outcome(run) is not None  # noqa: E731
             wait_for(done, f"the end of {self.config['name']}", self._alive, every=1.0)
@@ -145,7 +157,7 @@ class NetworkFederation:
         return load_file(self.out(name) / "checkpoint" / self.facts(name)["file"])
 
     def problem(self, silent: int = 0) -> normec.Problem:
-        """The same task as one problem in one process; `silent`: so many more clients, whatever their data."""
+        """The data of all parties as one problem, with `silent` more clients, whose data do not matter."""
         task = importlib.import_module(f"tests.federation_network.parts.{self.task}")
         clients = [task.data(i, PARTIES) for i in range(PARTIES)]
         return normec.Problem(task.model(), task.loss, clients + clients[:1] * silent, task.test())
@@ -156,7 +168,7 @@ class NetworkFederation:
         return methods.build(run.model_copy(update={"method": located(run.method, app)}), dimension)
 
     def check(self, name: str) -> None:
-        """What holds after every run: ĝ = mean g_i, memories that agree, accounts that count enough, all rounds."""
+        """Check what holds after every run: ĝ = mean g_i, memories agree, accounts count enough, rounds have rows."""
         kept, facts = self.server(name), self.facts(name)
         method = self.method(self.config, len(kept["x"]))
         if self.config.get("trust") != "central":  # there the server's own noise is in ĝ, and in nobody's memory

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,33 +13,9 @@ import pytest
 from normec import load
 
 from ..support.waiting import LIMIT, wait_for
+from .local_command import COMMAND, running, started
 
 pytestmark = pytest.mark.slow
-
-COMMAND = [sys.executable, "-m", "normec", "federation", "local", "--quiet", "--json"]
-DIGITS = ("--data", "digits", "--parties", "2", "--rounds", "3")
-
-
-def started(out: Path, *more: str, data: Sequence[str] | None = DIGITS) -> subprocess.Popen[str]:
-    """Start the command on two parties with digits, or on its own example."""
-    # A mark of our own, which its processes inherit beside their launcher's.
-    environment = {**os.environ, "NORMEC_TEST_RUN": str(out)}
-    command = [*COMMAND, "--out", str(out), *(data or ()), *more]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def running(out: Path) -> list[str]:
-    """Command lines of all processes of the run that are alive."""
-    found, wanted = [], f"NORMEC_TEST_RUN={out}".encode()
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if line:  # a zombie has none
-                    found.append(line)
-        except OSError:
-            continue
-    return found
 
 
 def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
@@ -50,7 +24,7 @@ def test_ctrl_c_while_starting_leaves_nothing(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 130, errors
-    assert running(tmp_path / "run") == []
+    assert not running(tmp_path / "run")
 
 
 def test_ctrl_c_once_the_run_is_over_leaves_it_finished(tmp_path: Path) -> None:
@@ -63,7 +37,7 @@ def test_ctrl_c_once_the_run_is_over_leaves_it_finished(tmp_path: Path) -> None:
     assert json.loads(printed)["status"] == json.loads(path.read_text())["status"] == "finished"
     assert json.loads(path.read_text())["privacy"]["epsilon"] > 0
     assert sum(one.numel() for one in load(path.parent).tensors.values()) == 650  # the model: 64 pixels, 10 digits
-    assert running(tmp_path / "run") == []
+    assert not running(tmp_path / "run")
 
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
@@ -81,7 +55,7 @@ def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
     assert process.poll() is None, process.communicate()[1]
     process.kill()
     process.communicate(timeout=LIMIT)
-    wait_for(lambda: running(out) == [], "every process of a killed federation to end")
+    wait_for(lambda: not running(out), "every process of a killed federation to end")
 
     again = started(out, "--flower-nodes")
     printed, errors = again.communicate(timeout=LIMIT)
@@ -90,7 +64,7 @@ def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
     assert (summary["status"], summary["round"]) == ("finished", 3)
     assert [json.loads(line)["round"] for line in rows.read_text().splitlines()] == [0, 1, 2, 3]
     assert summary["privacy"]["epsilon"] <= 8
-    assert running(out) == []
+    assert not running(out)
     spent = subprocess.run(
         [*COMMAND[:4], "ledger", str(out / "federation" / "parties" / "party-1"), "--json"],
         capture_output=True,

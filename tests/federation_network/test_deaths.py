@@ -9,20 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..support.waiting import LIMIT, wait_for
-from .test_command import running, started
-
-
-def pid_of(out: Path, words: tuple[str, ...]) -> int:
-    """The process of a run whose command line has all of these words."""
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue
-        if f"NORMEC_TEST_RUN={out}".encode() in environment and all(word in line for word in words):
-            return int(entry.name)
-    raise AssertionError(f"no process of {out} has {words}")
+from .local_command import running, started
 
 
 @pytest.mark.slow
@@ -40,10 +27,11 @@ def test_a_death_is_said_and_nothing_is_left(words: tuple[str, ...], says: str, 
     rows = out / "metrics.jsonl"
     wait_for(lambda: (rows.exists() and b"\n" in rows.read_bytes()) or process.poll() is not None, "the first row")
     assert process.poll() is None, process.communicate()[1]
-    os.kill(pid_of(out, words), signal.SIGKILL)
+    victim = next(pid for pid, line in running(out).items() if all(word in line for word in words))
+    os.kill(victim, signal.SIGKILL)
     _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 1
     assert says in errors
     assert "Traceback" not in errors
     assert len(errors.strip().splitlines()) == 1
-    assert running(out) == []
+    assert not running(out)

@@ -29,7 +29,7 @@ from normec.federation.flower.records import to_records
 from normec.federation.flower.scaffold import write_app
 from normec.federation.local.certificates import make_key, make_server
 
-from ..support.waiting import wait_for
+from ..support.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -151,7 +151,7 @@ def repeated(handler: _Handler) -> None:
 
 
 def repeated_whole(handler: _Handler) -> None:
-    """The same, with all parts in one response."""
+    """As `repeated`, with all parts in one response."""
     sent, contents = _repeated()
     handler.announce(sent, None, list(contents.values()))
 
@@ -165,7 +165,7 @@ def rubbish(handler: _Handler) -> None:
 
 
 def _repeated() -> tuple[Message, dict[str, bytes]]:
-    """A piece of eight kilobytes, a hundred thousand times."""
+    """A message whose array repeats a piece of eight kilobytes twenty thousand times."""
     sent = request(LARGEST)
     parts = get_all_nested_objects(sent)
     contents = {name: part.deflate() for name, part in parts.items()}
@@ -203,15 +203,8 @@ def test_a_party_takes_nothing_that_is_too_large_and_goes_on(tmp_path: Path, mon
     make_key(tmp_path / "key")
     (tmp_path / "policy.toml").write_text(f"epsilon = 1.0\nlargest_model = {LARGEST}\n")
     with hostile(tmp_path / "tls") as server:
-        command = [
-            sys.executable,
-            "-m",
-            "normec",
-            "federation",
-            "party",
-            "--superlink",
-            server.address,
-        ]
+        attacks = len(server.attacks)
+        command = [sys.executable, "-m", "normec", "federation", "party", "--superlink", server.address]
         command += ["--root-certificates", str(tmp_path / "tls" / "ca.crt"), "--key", str(tmp_path / "key")]
         command += ["--app", str(tmp_path / "app"), "--folder", str(tmp_path / "party")]
         command += ["--policy", str(tmp_path / "policy.toml")]
@@ -226,9 +219,9 @@ def test_a_party_takes_nothing_that_is_too_large_and_goes_on(tmp_path: Path, mon
             )
         finally:
             party.send_signal(signal.SIGTERM)
-            said, _ = party.communicate(timeout=300)
+            said, _ = party.communicate(timeout=LIMIT)
     assert party.returncode == 0, said
-    assert said.count("an exchange failed") == 9, said
+    assert said.count("an exchange failed") == attacks, said
     assert ESCAPE not in said
     assert not any("elsewhere" in path for path in server.called)
     assert 0 < server.served < 2**26  # what the connection holds, no more

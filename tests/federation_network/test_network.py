@@ -88,7 +88,7 @@ def test_parties_killed_in_every_phase_of_a_round_and_a_disk_wiped(network: Netw
     assert "recovered" in {line["event"] for line in read_journal(wiped / "events.jsonl")}
 
 
-def test_somebody_elses_method_with_a_party_killed_and_one_that_lost_its_disk(network: NetworkFederation) -> None:
+def test_a_users_method_with_a_party_killed_and_one_that_lost_its_disk(network: NetworkFederation) -> None:
     """A disk that is lost before its party's first message is accepted loses nothing: the trajectory is the same."""
     settings = {"method": "my_method.py:Clip21SGDM", "method_settings": "tau=0.3,eta=0.4", "alpha": "", "lr": 0.2}
     network.stop_at(0, "written", round=0)
@@ -157,7 +157,6 @@ def test_a_node_that_was_not_registered_is_refused(network: NetworkFederation) -
     assert "its key is not registered" in federation.processes.log("stranger").read_text()
 
 
-@pytest.mark.slow
 def test_malformed_messages_of_every_kind_change_nothing_and_hold_nobody_up(network: NetworkFederation) -> None:
     """A round's limit is an hour: were one of the hostile parties waited for, the test would not end."""
     federation, rounds = network.federation, 3

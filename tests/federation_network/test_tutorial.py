@@ -29,6 +29,7 @@ from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.run_status import run_status
 from normec.federation.protocol.spending import spending
 
+from ..federation.party_files import make_ssh_key
 from ..support.waiting import LIMIT, wait_for
 from ..test_guides import blocks
 
@@ -151,13 +152,11 @@ def spent(folder: Path) -> dict[str, Any]:
 
 
 def check_doctor(afternoon: Afternoon) -> None:
-    """The doctor finds what is made wrong on purpose, each by name."""
+    """Make mistakes on purpose, and check that the doctor names each of them."""
     north = afternoon.folder / "north"
     (north / "party").chmod(0o644)
     (north / "poor-policy.toml").write_text((north / "policy.toml").read_text().replace("4.0", "3.5"))
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", "", "-f", "stranger"], cwd=north, check=True
-    )
+    make_ssh_key(north / "stranger")
     for change, check, cure in (
         ({}, "key", "chmod 600"),
         ({"key": north / "stranger"}, "registration", "register"),

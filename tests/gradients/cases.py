@@ -199,6 +199,10 @@ def per_position(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
+def dense() -> nn.Module:
+    return nn.Sequential(nn.Conv1d(2, 4, 3, padding=1), nn.Tanh(), nn.Conv1d(4, CLASSES, 1))
+
+
 @dataclass(frozen=True)
 class Case:
     """A model on inputs of a shape; "tokens" and "pixels" are whole numbers."""
@@ -228,6 +232,8 @@ CASES: dict[str, Case] = {
     "batch norms": Case(batch_norms, (6,)),
     "norms": Case(norms, (2, 5, 6)),
     "positions": Case(lambda: nn.Linear(3, CLASSES), (2, 3), per_position, targets="positions"),
+    "class of each position": Case(dense, (2, 5), targets="some positions"),
+    "bit of each position": Case(lambda: nn.Conv1d(2, 2, 3, padding=1), (2, 5), binary_loss, targets="many bits"),
     "regression": Case(
         lambda: nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 2)), (6,), F.mse_loss, "normal", "values"
     ),
@@ -266,6 +272,10 @@ def problem(
         "classes": lambda: classes,
         "ignored": lambda: torch.where(torch.arange(count) % 3 == 2, -100, classes),
         "positions": lambda: torch.randint(0, CLASSES, (count, case.shape[0])),
+        "some positions": lambda: torch.randint(0, CLASSES, (count, case.shape[-1])).where(
+            torch.rand(count, case.shape[-1]) < 0.8, -100
+        ),
+        "many bits": lambda: torch.randint(0, 2, (count, *case.shape)),
         "values": lambda: torch.randn(count, 2),
         "chances": lambda: torch.rand(count, CLASSES).softmax(1),
         "bits": lambda: classes % 2,

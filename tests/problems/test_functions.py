@@ -47,8 +47,8 @@ def test_the_start_is_copied_and_left_alone() -> None:
     ("functions", "x0", "message"),
     [
         ([], torch.zeros(2), "at least one client"),
-        (CUBES, torch.zeros(2, dtype=torch.int64), "x0 must be a vector of floats, got torch.int64"),
-        (CUBES, torch.zeros(2, 3), r"x0 must be a vector of floats, got torch.float32 of shape \(2, 3\)"),
+        (CUBES, torch.zeros(2, dtype=torch.int64), "x0 must be a scalar or a vector of floats, got torch.int64"),
+        (CUBES, torch.zeros(2, 3), r"x0 must be a scalar or a vector of floats, got torch.float32 of shape \(2, 3\)"),
     ],
 )
 def test_no_functions_or_no_vector_is_refused(functions: list, x0: Tensor, message: str) -> None:  # type: ignore[type-arg]

@@ -287,3 +287,5 @@ def test_a_problem_knows_the_name_of_its_data() -> None:
     assert Problem(model, F.cross_entropy, clients, test=digits.test).name == "digits"
     assert Problem(model, F.cross_entropy, clients, test=digits.test, name="mine").name == "mine"
     assert Problem(model, F.cross_entropy, clients).name is None
+    assert Problem(model, F.cross_entropy, clients, test={"shifted": digits.test}).name == "digits"
+    assert Problem(model, F.cross_entropy, clients, test={"shifted": digits.test}, name="mine").name == "mine"

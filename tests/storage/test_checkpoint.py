@@ -1,4 +1,4 @@
-"""Checkpoints and the folder that holds them: whole or absent, the newest wins, half-written ones vanish."""
+"""Checkpoints and the folder of a run: the newest checkpoint counts, and half-written ones are removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from torch import Tensor
 from normec import UsageError
 from normec.storage.checkpoint import Checkpoints
 from normec.storage.run_folder import RunStorage
-from normec.system.files import write_atomic
 
 from ..support.runs import snapshot
 
@@ -84,31 +83,6 @@ def test_another_identity_is_refused_and_the_difference_named(tmp_path: Path, ot
     assert snapshot(tmp_path) == before
 
 
-def test_an_atomic_write_is_whole_or_absent(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_atomic(path, "first")
-    write_atomic(path, b"second")
-    assert path.read_bytes() == b"second"
-
-    def fails(aside: Path) -> None:
-        aside.write_text("half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        write_atomic(path, fails)
-    assert snapshot(tmp_path) == {"file": b"second"}
-
-
-def test_a_reader_of_the_old_file_sees_all_of_the_old(tmp_path: Path) -> None:
-    """The new contents come by a rename: nobody ever sees half of each."""
-    path = tmp_path / "file"
-    write_atomic(path, "first")
-    with path.open() as reader:
-        write_atomic(path, "second, and longer")
-        assert reader.read() == "first"
-    assert path.read_text() == "second, and longer"
-
-
 def test_storage_without_a_folder_keeps_rows_in_memory() -> None:
     storage = RunStorage(None, IDENTITY)
     assert storage.load() is None
@@ -119,7 +93,7 @@ def test_storage_without_a_folder_keeps_rows_in_memory() -> None:
     assert storage.history["loss"] == [1.0]
 
 
-def test_storage_vouches_for_the_rows_a_checkpoint_has_seen(tmp_path: Path) -> None:
+def test_rows_that_no_checkpoint_has_seen_are_cut_off(tmp_path: Path) -> None:
     storage = RunStorage(tmp_path / "run", IDENTITY)
     assert storage.load() is None
     assert list(tmp_path.iterdir()) == []  # nothing until it is opened
@@ -137,7 +111,7 @@ def test_storage_vouches_for_the_rows_a_checkpoint_has_seen(tmp_path: Path) -> N
     again.close()
 
 
-def test_a_run_that_has_begun_has_no_checkpoint_yet_and_is_known(tmp_path: Path) -> None:
+def test_a_run_that_has_begun_is_known_before_its_first_checkpoint(tmp_path: Path) -> None:
     storage = RunStorage(tmp_path / "run", IDENTITY)
     storage.begin()
     storage.close()
@@ -169,7 +143,7 @@ def test_one_storage_at_a_time(tmp_path: Path) -> None:
     second.close()
 
 
-def test_a_copy_of_the_user_s_beside_the_checkpoint_stays(tmp_path: Path) -> None:
+def test_a_user_s_own_copy_beside_the_checkpoint_stays(tmp_path: Path) -> None:
     store = Checkpoints(tmp_path / "c", IDENTITY)
     store.save(1, tensors(1), {})
     (tmp_path / "c/best-so-far.safetensors").write_bytes((tmp_path / "c/round-00000001.safetensors").read_bytes())

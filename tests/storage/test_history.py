@@ -1,4 +1,4 @@
-"""The history: rows in memory and in a file of JSON lines, and back to what a checkpoint vouches for."""
+"""The history: rows in memory and in a file of JSON lines, which goes back to the rows of a checkpoint."""
 
 from __future__ import annotations
 
@@ -82,7 +82,17 @@ def test_rereading_leaves_out_a_torn_line(tmp_path: Path, torn: bytes) -> None:
     assert history.rows == ROWS
 
 
-@pytest.mark.parametrize("damage", ["shorter", "missing", "moved lines"])
+@pytest.mark.parametrize("line", [b"#\n", b"[1]\n"])
+def test_rereading_refuses_a_line_that_is_no_row(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "m.jsonl"
+    filled(path)
+    path.write_bytes(path.read_bytes() + line)
+    with pytest.raises(UsageError, match="is damaged") as error:
+        History(path).reread()
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("damage", ["shorter", "missing", "moved lines", "no JSON", "another number"])
 def test_a_file_changed_by_hand_is_refused_and_left_alone(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "m.jsonl"
     good = filled(path).flush()
@@ -90,29 +100,17 @@ def test_a_file_changed_by_hand_is_refused_and_left_alone(tmp_path: Path, damage
         path.write_bytes(path.read_bytes()[:-5])
     elif damage == "missing":
         path.unlink()
-    else:
+    elif damage == "moved lines":
         path.write_bytes(b'{"round": 0}\n' + path.read_bytes())
+    elif damage == "no JSON":
+        path.write_bytes(b"#" + path.read_bytes()[1:])
+    else:
+        path.write_bytes(path.read_bytes().replace(b"2.5", b"9.5"))
     before = path.read_bytes() if path.exists() else None
     with pytest.raises(UsageError, match="edited or damaged") as error:
         History(path).rewind(good)
     assert str(path) in str(error.value)
     assert (path.read_bytes() if path.exists() else None) == before
-
-
-def test_a_line_that_is_no_json_is_refused_in_words(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    good = filled(path).flush()
-    path.write_bytes(b"#" + path.read_bytes()[1:])
-    with pytest.raises(UsageError):
-        History(path).rewind(good)
-
-
-def test_a_changed_number_is_noticed(tmp_path: Path) -> None:
-    path = tmp_path / "m.jsonl"
-    good = filled(path).flush()
-    path.write_bytes(path.read_bytes().replace(b"2.5", b"9.5"))
-    with pytest.raises(UsageError):
-        History(path).rewind(good)
 
 
 def test_a_misspelt_column_is_refused_and_one_that_was_not_measured_is_empty(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Methods that override one function each, or several, in a file that a party can load by its path."""
+"""Methods that override one function or several, in a file that a party can load by its path."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Signs(normec.Method):
 
 @dataclass(frozen=True)
 class Counting(normec.Method):
-    """Two states of which one is a whole number; absent clients halve the other; two states at the server."""
+    """Clients have two states, of which one is a whole number; absent clients halve the other. The server has two."""
 
     @property
     def bound(self) -> float:
@@ -83,7 +83,7 @@ class Still(NormEC):
 
 
 class Rotated(NormEC):
-    """Messages go the other way round."""
+    """Messages have their coordinates in reverse order."""
 
     def message(self, update: Tensor, state: Tensor, key: Any = None) -> tuple[Tensor, Tensor]:
         message, draft = super().message(update, state, key)

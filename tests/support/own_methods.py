@@ -1,4 +1,4 @@
-"""Methods as users write them: each function overridden, with no, one and two states of their own."""
+"""Methods as users write them: each overrides another function, and they have no, one or two states of their own."""
 
 from __future__ import annotations
 

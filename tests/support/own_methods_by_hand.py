@@ -1,4 +1,4 @@
-"""The same methods as loops in NumPy, one client at a time, from their descriptions and without normec."""
+"""The methods of `own_methods` as loops in NumPy, one client at a time, from their descriptions and without normec."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(
     lr: float,
     chosen: Sequence[Sequence[int]],
 ) -> tuple[Vector, Vector]:
-    """x after as many rounds as there are sets of clients, and what every client last remembered."""
+    """x after a round with each of the sets `chosen` of clients, and the last memory of every client."""
     n, x = len(gradients), np.zeros(d)
     memory = np.ones((n, d)) if name in ("client_init", "states of any shape") else np.zeros((n, d))
     momentum, rounds = np.zeros((n, d)), np.zeros(n)

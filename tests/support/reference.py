@@ -1,7 +1,7 @@
-"""The methods and two problems again, written out in plain NumPy: no torch, no normec, one client at a time.
+"""The methods, two problems and the random streams again, in plain NumPy and Python: no torch, no normec.
 
-Each function runs K rounds and returns what it saw: the path x⁰ … x^K, the memory errors before each round,
-and the last memories and estimate. `drawn(k)` names the clients that send in round k.
+A method runs K rounds, one client at a time, and returns what it saw: the path x⁰ … x^K and, if it has memories, the
+memory errors before each round and the last memories and estimate. `drawn(k)` names the clients that send in round k.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass
 class Quadratics:
-    """f_i(x) = ½ xᵀ A_i x − b_iᵀ x, every A_i and b_i another."""
+    """f_i(x) = ½ xᵀ A_i x − b_iᵀ x, with an A_i and a b_i of each client's own."""
 
     A: Vector
     b: Vector
@@ -82,6 +82,7 @@ def largest(v: Vector, k: int) -> Vector:
 
 
 def normec(f, x, gamma, rounds, alpha, beta, server_norm, decay=0.0, memory=None, drawn=None) -> Seen:  # type: ignore[no-untyped-def]
+    """Algorithm 1 without noise; `decay` makes memories and estimate forget."""
     n, d = len(f), len(x)
     g = np.zeros((n, d)) if memory is None else memory.copy()
     g_hat = g.sum(0) / n
@@ -177,7 +178,7 @@ def philox64(counter: list[int], key: list[int]) -> list[int]:
 
 
 def coins(seed: int, purpose: str, step: int, count: int) -> list[float]:
-    """What a round draws of everyone: counter (block, step), blocks counted from 1, four numbers a block."""
+    """The numbers that a round draws for all clients: counter (block, step), blocks from 1, four numbers a block."""
     key = int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little") // 2
     words = [word for block in range(count // 4 + 1) for word in philox64([block + 1, step, 0, 0], [key, 0])]
     return [word // 2**11 / 2**53 for word in words[:count]]

@@ -1,4 +1,4 @@
-"""Small runs that stop and go on: the problems, the ways to stop, and what must then be equal."""
+"""Small runs that stop and go on: their problems, a callback that stops them, and what must then be equal."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def problem(kind: str = "linear") -> Problem:
 
 
 class StopAt(Callback):
-    """A real SIGINT to this process when so many rounds are done."""
+    """Send this process a real SIGINT, `times` times, when so many rounds are done."""
 
     def __init__(self, round: int, times: int = 1) -> None:
         self.at, self.times = round, times
@@ -49,7 +49,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
 
 
 def alike(a: Run, b: Run) -> None:
-    """Equal but for the last bits of float64: sums may be taken in another order where memory lies otherwise."""
+    """Equal but for the last bits of float64: the order of a sum may depend on where its numbers lie in memory."""
     close = {"rtol": 1e-11, "atol": 1e-13}
     torch.testing.assert_close(states(a), states(b), **close)
     torch.testing.assert_close(a.state.buffers, b.state.buffers, **close)

@@ -151,4 +151,4 @@ def check_gradients_that_move(device: str) -> None:
     assert len(held) > 30
     recorded = closed.graphed._graphs
     if recorded is not None:
-        assert sum(recorded._seen.values()) < 10, "most rounds were not recorded"
+        assert sum(recorded._seen.values()) < len(held) / 2, "most rounds were not replayed"

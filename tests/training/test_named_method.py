@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from normec import NormEC, Poisson, Privacy, Problem, UsageError, train
@@ -52,6 +52,19 @@ def test_the_usual_rounds() -> None:
 def test_the_share_of_participating_clients_is_known_to_the_method() -> None:
     run = train(problem(), "scaffold", rounds=2, participation=Poisson(0.5))
     assert run.state.round == 2
+
+
+class FirstClient:
+    """A rule of the caller's own, which states no share."""
+
+    def draw(self, clients: int, round: int, seed: int) -> Tensor:  # noqa: ARG002
+        return torch.tensor([0])
+
+
+def test_a_rule_that_states_no_share_needs_a_method_as_an_object() -> None:
+    with pytest.raises(UsageError, match="which FirstClient does not state; give the method as an object"):
+        train(problem(), "normec", rounds=1, participation=FirstClient())
+    assert train(problem(), NormEC(), lr=0.1, rounds=1, participation=FirstClient()).finished
 
 
 def test_default_settings_of_a_method() -> None:

@@ -305,8 +305,13 @@ def test_a_damaged_model_is_refused(tmp_path: Path) -> None:
     trained(out=tmp_path)
     whole = (tmp_path / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(whole[:-5])
-    with pytest.raises(n.UsageError, match=r"model\.safetensors is damaged"):
+    with pytest.raises(
+        n.UsageError, match=r"model\.safetensors is damaged: .*; restore it .*or remove it and call train"
+    ):
         n.load(tmp_path, model=net())
+    (tmp_path / "model.safetensors").unlink()
+    trained(out=tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == whole
 
 
 def test_the_history_is_drawn(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 from normec import Privacy, Problem, PublicFacts, Suggestion, UsageError, suggest, train
+from normec.algorithms.catalogue import METHODS
 from normec.training import suggestion as rule
 
 FACTS = PublicFacts(clients=100, dimension=650)
@@ -142,6 +143,18 @@ def test_without_privacy_the_usual_settings() -> None:
     assert found.values == {"rounds": 300, "alpha": 0.01, "beta": 0.1, "server_norm": True, "decay": 0.0, "lr": 0.05}
     assert suggest(FACTS, "fedavg", rounds=7).values["rounds"] == 7
     assert suggest(FACTS, "fedavg").settings["local"].steps == 5
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_suggestion_is_shown_with_every_value(method: str) -> None:
+    """Also values that are names or switches, as the compressor of EF21 and the normalised steps of NormEC."""
+    found = suggest(FACTS, method)
+    first, *lines, last = str(found).splitlines()
+    assert (first, last) == (f"method = {method}", found.outlook)
+    shown = dict(line.partition(": ")[0].split(" = ") for line in lines)
+    assert shown.keys() == found.values.keys()
+    for name, value in found.values.items():
+        assert shown[name] == str(value) or float(shown[name]) == pytest.approx(value), name
 
 
 def test_no_function_of_a_client_is_called() -> None:

@@ -1,4 +1,4 @@
-"""The record numbers of a round on the device; they are drawn on the host for many rounds ahead, so no round waits."""
+"""The record numbers of a round, on the device; the host draws them for many rounds ahead, so that no round waits."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class BatchFeed:
             yield from same.split(math.ceil(len(same) / blocks))
 
     def lengths(self, clients: Tensor, *, full: bool) -> Tensor:
+        """Return the number of records in each client's batch; `full` batches hold all records."""
         if self._batches is None or full:
             return self._sizes[clients]
         return self._sizes[clients].clamp(max=self._batches.batch_size)
@@ -45,9 +46,9 @@ class BatchFeed:
     def tables(
         self, clients: Tensor, round: int | Tensor, *, everyone: bool, full: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Of clients whose batches are equally long, in one round or in a round for each client.
+        """Return the tables of clients whose batches are equally long, in one round or in a round for each client.
 
-        `everyone`: the same group is asked for every round.
+        `everyone`: the same group is asked for in every round, so that tables are drawn ahead.
         """
         if isinstance(round, Tensor) or not everyone or full:
             numbers, uniforms = self._drawn(clients, [round], full)

@@ -62,24 +62,24 @@ class BatchedEngine(BlockEngine):
             yield Block(block.clients, grads, losses, block.rows)
 
     def groups(self, clients: Tensor) -> Sequence[Tensor]:
-        """The clients in groups that are computed together."""
+        """Return the clients in groups that are computed together."""
         return tuple(self._feed.groups(clients, self._block, full=False))
 
     def batch(self, clients: Tensor, step: int | Tensor, *, everyone: bool) -> Sequence[Tensor]:
-        """What clients of one group draw for a step: record numbers, and the augmentation's uniforms."""
+        """Return what the clients of one group draw for a step: record numbers, and the augmentation's uniforms."""
         numbers, uniforms = self._feed.tables(clients, step, everyone=everyone)
         return (numbers,) if uniforms is None else (numbers, uniforms)
 
     def gradients_at(
         self, points: Tensor, buffers: Buffers, rows: Tensor | slice, batch: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Losses ``[c]`` and gradients ``[c, d]`` at the clients' points ``[c, d]``; updates `buffers` at `rows`."""
+        """Return losses ``[c]`` and gradients at the clients' points ``[c, d]``, and update `buffers` at `rows`."""
         return self._gradients(points, buffers, rows, batch[0], batch[1] if len(batch) > 1 else None)
 
     def _gradients(
         self, x: Tensor, buffers: Buffers, rows: Tensor | slice, numbers: Tensor, uniforms: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Losses and gradients at x, ``[d]`` for all or ``[c, d]``."""
+        """Return losses and gradients at x, which is ``[d]`` for all clients or ``[c, d]``."""
         inputs, targets = self._records.inputs[numbers], self._records.targets[numbers]
         inputs = self._problem.augmented_by_client(inputs, uniforms)
         own = {name: table[rows].clone() for name, table in buffers.items()}

@@ -33,15 +33,15 @@ from .verified_engine import FastEngine, VerifiedEngine
 
 ENGINES = ("auto", "loop", "compiled", "recorded", "batched", "shared", "linear")
 
-# Parameters × records per batch above which the convolutions of one client keep a CPU busy.
+# Above these numbers one client keeps a CPU busy: parameters × records per batch of a model with convolutions that the
+# clients share, operations of a gradient if every client has convolutions of its own, and operations of a gradient
+# without convolutions. (A GPT with 10¹⁰ operations for each of ten clients takes a sixth longer in one pass than client
+# by client.)
 _HEAVY = 3e6
-# Clients up to which a GPU takes one after the other, in a recording, and not all at once by vmap.
-_FEW = 128
-# Operations of a client's gradient above which convolutions with weights of their own do so.
 _HEAVY_LOCAL = 1e8
-# Operations of a client's gradient above which matrix products do so. A GPT of ten clients with 10¹⁰ each takes a sixth
-# longer in one pass than client by client.
 _HEAVY_PRODUCTS = 2e9
+# The most clients that a GPU computes one after the other, in a recording, instead of all at once by vmap.
+_FEW = 128
 # Records in a batch on which engines that clip every record are compared: the loop clips them a few at a time.
 _CLIPPED = 512
 
@@ -103,7 +103,7 @@ def choose_engine(
     elif name == "linear":
         raise UsageError("the linear engine is for softmax and logistic regression on tensors, without augmentation")
     elif record_clip is not None and (local is not None or name not in ("auto", "shared")):
-        return _fall_back(name, loop, "only the shared pass and the loop clip record by record")
+        return _fall_back(name, loop, "only the shared pass, the linear engine and the loop clip record by record")
     elif record_clip is not None:
         kinds = _SHARED
     elif batches is not None and not isinstance(batches, Batches):
@@ -122,7 +122,7 @@ def choose_engine(
         return loop
 
     def make(kind: Kind, of: Problem, precision: Precision) -> FastEngine:
-        compiling = of is problem  # what is compiled is checked as it is, for compiling twice takes twice the time
+        compiling = of is problem  # the copy that engines are compared on stays uncompiled, to compile only once
         own = batches if batches is None or compiling or of.sizes is None else batches.of(of.sizes)
         fast = _fast(kind, of, own, seed, record_clip, precision, private, compiling, local is not None)
         if local is None or steps is None:
@@ -160,7 +160,7 @@ def _fast(
     compiling: bool,
     local: bool,
 ) -> LinearEngine | SharedEngine | BatchedEngine | RecordedEngine | CompiledEngine:
-    """The engine of that kind for the run's problem, or for a copy to compare engines on."""
+    """Return the engine of that kind for the run's problem, or for a copy to compare engines on."""
     records = problem.records
     if not isinstance(records, ResidentRecords):
         raise TypeError("resident records stay resident in every precision")
@@ -181,16 +181,16 @@ def _fast(
 
 
 def _share_in_a_batch(problem: Problem, batches: BatchSource | None) -> float:
-    """The share of the clients' records that a batch has, about."""
+    """Return about which share of the clients' records is in a batch."""
     if batches is None or problem.sizes is None:
         return 1.0
     return float(batches.expected.sum() / problem.sizes.sum())
 
 
 def _light(problem: Problem, loop: LoopEngine, local: bool) -> bool:
-    """Whether a client's gradient is so little work that a CPU gains by doing many at once.
+    """Whether a client's gradient is so little work that a CPU gains by computing many at once.
 
-    Clients with models of their own (`local`) share no convolution: for them the operations count.
+    Clients with models of their own (`local`) share no convolution, so the operations of each are counted.
     """
     records = float(loop.divisors.mean())
     small = len(problem.x0) * records < _HEAVY

@@ -70,13 +70,13 @@ class CompiledEngine(BlockEngine):
 
 
 def pays_back(problem: Problem, records: float, rounds: int) -> bool:
-    """Whether compiling saves more time than it takes: by the operations of a gradient, counted, not timed."""
+    """Whether compiling saves more time than it takes, estimated from the counted operations of a gradient."""
     seconds = operations(problem) * records * problem.clients * rounds / _RATE
     return bool(seconds * _SAVED > _COMPILING)
 
 
 def operations(problem: Problem) -> int:
-    """Floating-point operations of one record's gradient, counted on no client's data."""
+    """Return the floating-point operations of one record's gradient, counted on a record of zeros."""
     from torch.utils.flop_counter import FlopCounterMode
 
     if not isinstance(problem.records, ResidentRecords):

@@ -19,7 +19,7 @@ class Block:
     A block lives until the next one is asked for: engines use its memory again, and whoever takes a block may
     overwrite its gradients. `rows` are the clients' rows in a table of all clients, for indexing on the device: a slice
     if their numbers are consecutive, which selects a view instead of a copy. `relative_to` gives the rows of a table
-    that begins with another client than 0.
+    that begins with the client `first` instead of client 0.
 
     Where clients make local steps, `grads` are their updates, and `start_grads` are their gradients at x.
     """
@@ -33,6 +33,7 @@ class Block:
 
     @staticmethod
     def of(clients: Tensor, grads: Tensor, losses: Tensor) -> Block:
+        """Return the block of these clients, with their rows in a table of all clients."""
         numbers = clients.numpy()
         first, last = int(numbers[0]), int(numbers[-1])
         if last - first + 1 == len(clients):

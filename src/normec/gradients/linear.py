@@ -56,9 +56,9 @@ class LinearEngine(BlockEngine):
         widest = int(self._sizes.max()) * features if batches is None else int(self._divisors.max() * 2 + 8) * features
         self._block = max(1, _BLOCK_FLOATS // max(widest, len(problem.x0)))
         self._owned = torch.nn.utils.rnn.pad_sequence(list(records.rows), batch_first=True)
-        # Both by the first client of a block: all its records, padded; and the first of some rounds, their record
-        # numbers [rounds, c, B], and the weights [c, B].
-        self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        # The keys of both are the first clients of blocks.
+        self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of the block, padded
+        # The first of the rounds that are drawn ahead, the record numbers [rounds, c, B], and the weights [c, B].
         self._ahead: dict[int, tuple[int, Tensor, Tensor]] = {}
         self._everyone: tuple[Tensor, ...] = ()  # all clients, in blocks
         self.same_records = batches is None
@@ -98,11 +98,11 @@ class LinearEngine(BlockEngine):
             yield Block.of(chunk, grads, losses)
 
     def groups(self, clients: Tensor) -> Sequence[Tensor]:
-        """The clients in groups that are computed together."""
+        """Return the clients in groups that are computed together."""
         return tuple(clients.split(self._block))
 
     def batch(self, clients: Tensor, step: int | Tensor, *, everyone: bool) -> Sequence[Tensor]:
-        """The records of clients of one group in a step, padded."""
+        """Return the padded records of the clients of one group in a step."""
         return self._drawn(clients, step, everyone=everyone)
 
     def gradients_at(
@@ -112,7 +112,7 @@ class LinearEngine(BlockEngine):
         rows: Tensor | slice,  # noqa: ARG002
         batch: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor]:
-        """Losses ``[c]`` and gradients ``[c, d]`` at the clients' points ``[c, d]``."""
+        """Return losses ``[c]`` and gradients at the clients' points ``[c, d]``."""
         inputs, targets, weights = batch
         losses, grads = self._gradients(points, inputs, targets, weights)
         penalty = self._problem.penalty
@@ -128,7 +128,7 @@ class LinearEngine(BlockEngine):
     def _drawn(
         self, clients: Tensor, round: int | Tensor, *, everyone: bool, full: bool = False
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The padded records of a block of clients in a round; `everyone`: the same block comes in every round."""
+        """Return the padded records of a block in a round; `everyone`: the same block is asked for in every round."""
         batches, first = self._batches, int(clients[0])
         if batches is not None and not full:
             if everyone and self._clip is None and isinstance(batches, Batches) and isinstance(round, int):
@@ -141,7 +141,7 @@ class LinearEngine(BlockEngine):
         return self._whole[first]
 
     def _ahead_of(self, first: int, clients: Tensor, batches: Batches, round: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `_padded` does; batches are drawn for many rounds at once, because drawing few takes as long."""
+        """Return what `_padded` would, from batches that are drawn for many rounds at once, which takes less time."""
         begun, numbers, weights = self._ahead.get(first, (0, torch.empty(0), torch.empty(0)))
         if not begun <= round < begun + len(numbers):
             lengths, divisors = self._sizes[clients].clamp(max=batches.batch_size), self._divisors[clients]
@@ -204,7 +204,7 @@ class LinearEngine(BlockEngine):
         return held
 
     def _gradients(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses and gradients at x, ``[d]`` for all or ``[c, d]``."""
+        """Return losses and gradients at x, which is ``[d]`` for all clients or ``[c, d]``."""
         features = inputs.shape[-1]
         if self._binary:
             logits = inputs @ x if x.ndim == 1 else (inputs @ x[..., None])[..., 0]

@@ -46,21 +46,24 @@ class PointEngine(Engine, Protocol):
         ...
 
     def shrink(self) -> bool:
-        """After running out of memory: smaller groups, or False if they cannot be smaller."""
+        """Make groups smaller after running out of memory; returns False if they cannot be smaller."""
         ...
 
     def groups(self, clients: Tensor) -> Sequence[Tensor]:
-        """The clients in groups that are computed together."""
+        """Return the clients in groups that are computed together."""
         ...
 
     def batch(self, clients: Tensor, step: int | Tensor, *, everyone: bool) -> Sequence[Tensor]:
-        """What clients of one group draw for a step, one number or one for each; `everyone` as in `BatchFeed`."""
+        """Return what the clients of one group draw for a step.
+
+        `step` is one number, or one for each client; `everyone` is that of `BatchFeed.tables`.
+        """
         ...
 
     def gradients_at(
         self, points: Tensor, buffers: Buffers, rows: Tensor | slice, batch: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Losses ``[c]`` and gradients ``[c, d]`` at the clients' points ``[c, d]``; updates `buffers` at `rows`."""
+        """Return losses ``[c]`` and gradients at the clients' points ``[c, d]``, and update `buffers` at `rows`."""
         ...
 
 
@@ -79,7 +82,7 @@ class OneByOne:
 
     @property
     def variant(self) -> Any:
-        """The engine's own; None where it does not say what its bits depend on."""
+        """The variant of the engine; None if it does not say what its bits depend on."""
         return getattr(self._engine, "variant", None)
 
     @property
@@ -125,7 +128,7 @@ class LocalEngine:
 
     @property
     def variant(self) -> str:
-        """The engine and whatever else the bits of its sums depend on."""
+        """The engine, with everything else that the bits of its sums depend on."""
         return self._engine.variant
 
     @property
@@ -133,7 +136,7 @@ class LocalEngine:
         return self._engine.threads
 
     def shrink(self) -> bool:
-        """After running out of memory: smaller groups, or False if they cannot be smaller."""
+        """Make groups smaller after running out of memory; returns False if they cannot be smaller."""
         self._reused, self._graphs = {}, CudaGraphs("a local step")
         return self._engine.shrink()
 
@@ -147,9 +150,10 @@ class LocalEngine:
         full: bool = False,
         correction: Correction | None = None,
     ) -> Iterator[Block]:
-        """Updates, with losses and gradients at x on the batch of the first step; with `full`, gradients at x alone.
+        """Yield updates, with losses and gradients at x on the batch of the first step.
 
-        `correction` returns what is added to every gradient of some clients' local steps.
+        With `full`, gradients at x take the updates' place. `correction` returns what is added to every gradient of
+        some clients' local steps.
         """
         if full:
             yield from self._engine.blocks(x, buffers, round, clients, full=True)
@@ -161,7 +165,10 @@ class LocalEngine:
     def _update(
         self, x: Tensor, buffers: Buffers, round: int, group: Tensor, correction: Correction | None, *, everyone: bool
     ) -> Block:
-        """All steps of a group of clients. Those with more steps come first: who is still at work leads the tables."""
+        """Make all steps of a group of clients.
+
+        Clients with more steps come first, so that those with steps left are always the first rows of the tables.
+        """
         rows, counts = Block.of(group, x, x).rows, self._counts[group]
         alike = bool((counts == counts[0]).all())
         order = torch.arange(len(group)) if alike else counts.argsort(descending=True, stable=True)
@@ -182,7 +189,7 @@ class LocalEngine:
             whose = rows if isinstance(rows, slice) else rows[:active]
             added = shift[:active] if shift is not None else None
             found, grads = self._step(x, moved, state, buffers, whose, batch, j + 1, added)
-            if j == 0:  # what a recording returns is overwritten by the next step
+            if j == 0:  # the next step overwrites what a CUDA graph returns
                 losses, start = (found.clone(), grads.clone()) if x.is_cuda else (found, grads)
         update = self._local.update(self._reused["moved"][: len(group)], counts)
         if not alike:
@@ -191,7 +198,7 @@ class LocalEngine:
         return Block(group, update, losses, group_rows, start_grads=start)
 
     def _tables(self, x: Tensor, count: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """y − x and the local optimizer's state at the start, always in the same memory, which recordings refer to."""
+        """Return y − x and the local optimizer's state at the start, always in the same memory, for CUDA graphs."""
         held = self._reused.get("moved")
         if held is None or len(held) < count or held.dtype != x.dtype or held.device != x.device:
             moved = x.new_empty(count, len(x))
@@ -210,7 +217,7 @@ class LocalEngine:
         number: int,
         shift: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        """Local step `number` of some clients; on a GPU replayed as one CUDA graph where the engine allows it."""
+        """Make local step `number` of some clients, on a GPU as one CUDA graph where the engine allows it."""
         if shift is not None or not (x.is_cuda and self._engine.recordable):
             losses, grads = self._engine.gradients_at(x + moved, buffers, rows, batch)
             self._local.step(moved, grads if shift is None else grads + shift, state, number)
@@ -236,10 +243,10 @@ class LocalLoop(LocalEngine):
         self._loop, self.divisors, self.precision = loop, loop.divisors, loop.precision
 
     def of(self, problem: Objective, precision: Precision = "tf32") -> LocalLoop:
-        """The same steps of another problem; by default with no autocast."""
+        """Return the same engine for another problem, to compare engines; by default without autocast."""
         return LocalLoop(self._loop.of(problem, precision), problem, self._local, self._counts)
 
 
 def steps_of(local: LocalSteps, problem: Objective, batches: BatchSource | None) -> Tensor:
-    """The number of local steps of every client, ``[n]``."""
+    """Return the number of local steps of every client, ``[n]``."""
     return local.counts(problem.clients, batches.steps if isinstance(batches, Batches) else None)

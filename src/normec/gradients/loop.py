@@ -166,11 +166,11 @@ def clipped_gradient(
 ) -> tuple[Tensor, Tensor]:
     """Return (loss, gradient) of a client on its records `rows` (None: all), in float64.
 
-    `uniforms` ``[B, draws]`` are for the augmentation, which sees one record at a time.
-
-    The gradient of each record is bounded by `clip`, as `shares` does it, in blocks of the sizes `blocks`; their sum is
-    divided by `divisor`. The penalty depends on no record, so its gradient is added unclipped. The loss is for the
+    `shares` computes the gradients of the records and bounds them by `clip`, in blocks of the sizes `blocks`; their sum
+    is divided by `divisor`. The penalty depends on no record, so its gradient is added unclipped. The loss is for the
     history; no guarantee covers it.
+
+    `uniforms` ``[B, draws]`` are for the augmentation, which sees one record at a time.
     """
     refuse_coupled_records(problem)
     some = rows is None or len(rows) > 0
@@ -203,7 +203,7 @@ def refuse_coupled_records(problem: Objective) -> None:
 
 
 def _cover(records: int, blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the starts and the sizes of blocks that hold so many records; only the last may have empty positions."""
+    """Yield the starts and sizes of blocks for this many records; only the last block may have empty positions."""
     start = 0
     while start < records:
         size = next((size for size in blocks if size <= records - start), blocks[-1])
@@ -243,7 +243,7 @@ def record_blocks(problem: Problem) -> tuple[int, ...]:
     x = x + (1e-3 + 0.1 * x.square().mean().sqrt()) * torch.randn(len(x), dtype=x.dtype, generator=draw).to(x.device)
 
     def found(size: int, shift: int) -> Tensor:
-        """The gradients of the records, each `shift` positions away from its usual one in blocks of one size."""
+        """Return the records' gradients, computed in blocks of one size, `shift` positions from the usual ones."""
         order, grads = torch.arange(count).roll(shift), []
         for part in order.split(size):
             positions = part[torch.arange(size) % len(part)].to(x.device)

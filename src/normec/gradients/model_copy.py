@@ -6,18 +6,19 @@ import copy
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
-from ..problems.problem import Problem
+from ..problems.problem import Problem, buffer_owner
 from .precision import Precision, autocast
 
 
 class ModelCopy:
     """The model with parameters and buffers of its own; several copies may run at the same time.
 
-    The reference loop substitutes parameters in the user's model for every client. Here they are set once a round.
+    The reference loop calls the user's model with views of x in place of its parameters. Here `set` copies x into the
+    parameters, so that the model is called without `functional_call`, and can be compiled or recorded.
     """
 
     def __init__(self, problem: Problem, records: ResidentRecords, precision: Precision) -> None:
@@ -27,7 +28,7 @@ class ModelCopy:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.forward: Callable[[Tensor], Tensor] = self.model
         self._parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
-        self._homes = {name: _home(self.model, name) for name, _ in self.model.named_buffers()}
+        self._buffer_owners = {name: buffer_owner(self.model, name) for name, _ in self.model.named_buffers()}
 
     @torch.no_grad()
     def set(self, x: Tensor) -> None:
@@ -47,14 +48,14 @@ class ModelCopy:
         if self._problem.augment is not None and uniforms is not None:
             inputs = self._problem.augment(inputs, uniforms)
         inputs = self._problem.prepared(inputs, grad.dtype)
-        for name, (module, key) in self._homes.items():
+        for name, (module, key) in self._buffer_owners.items():
             module._buffers[key] = buffers[name]
         self.model.train()
         with torch.enable_grad(), autocast(grad.device, self._precision):
             loss: Tensor = self._problem.loss(self.forward(inputs), targets)
             found = torch.autograd.grad(loss, self._parameters, allow_unused=True)
         with torch.no_grad():
-            for name, (module, key) in self._homes.items():
+            for name, (module, key) in self._buffer_owners.items():
                 after = module._buffers[key]
                 if after is not None and after is not buffers[name]:  # assigned, not changed in place
                     buffers[name].copy_(after)
@@ -68,9 +69,3 @@ class ModelCopy:
     def _parts(self, x: Tensor) -> list[Tensor]:
         parts = x.detach().split([p.numel() for p in self._parameters])
         return [part.view(p.shape) for part, p in zip(parts, self._parameters, strict=True)]
-
-
-def _home(model: nn.Module, name: str) -> tuple[nn.Module, str]:
-    """Return the module that holds a buffer, and the buffer's name there."""
-    path, _, key = name.rpartition(".")
-    return model.get_submodule(path), key

@@ -1,4 +1,4 @@
-"""Code of the user's own that vmap would show several clients, or several records, together.
+"""Refuses code of the user's own that vmap would show several clients, or several records, together.
 
 vmap shows a model one client or record at a time, with a few exceptions: the `vmap` method of an `autograd.Function`,
 the rule of an operator of `torch.library` (`register_vmap`), a `TorchDispatchMode`, a class of tensors with a
@@ -155,7 +155,7 @@ def _end(guard: RefuseOwnVmapRules) -> None:
 
 
 def _checked_info(*given: Any, **named: Any) -> Any:
-    """The first argument of a vmap rule; the function that has the rule is `op` in the frame of the caller."""
+    """Return the first argument of a vmap rule; the function that has the rule is `op` in the frame of the caller."""
     for guard in _active[-1:]:
         guard.check_rule(sys._getframe(1).f_locals.get("op"))
     return _vmap_info(*given, **named)

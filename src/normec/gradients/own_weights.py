@@ -94,7 +94,7 @@ def _suit(x: Tensor, *weights: Tensor) -> bool:
 
 
 def _numbers(x: Tensor) -> int:
-    """How many numbers a tensor has for all clients together; 0 if it is the same for all of them."""
+    """Return how many numbers a tensor has for all clients together; 0 if it is the same for all of them."""
     while is_gradtrackingtensor(x):
         x = get_unwrapped(x)
     return get_unwrapped(x).numel() if is_batchedtensor(x) else 0
@@ -105,7 +105,7 @@ class _Rule(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """A gradient keeps nothing."""
+        """Save nothing for a backward pass: the subclasses that are gradients have none."""
 
 
 class _Convolution(_Rule):
@@ -233,11 +233,11 @@ RULES: tuple[type, ...] = (
     _GroupNormGradient,
     _Pool,
     _PoolGradient,
-)  # all of them have vmap rules
+)  # every function with a vmap rule, for `RefuseOwnVmapRules`
 
 
 def _by_client(info: Any, in_dims: Any, *given: Tensor | None) -> Iterator[Any]:
-    """Tensors with clients first; one that is the same for all clients is repeated."""
+    """Yield the tensors with clients first; one that is the same for all clients is repeated."""
     for one, dim in zip(given, in_dims, strict=False):
         if one is None:
             yield None
@@ -246,11 +246,11 @@ def _by_client(info: Any, in_dims: Any, *given: Tensor | None) -> Iterator[Any]:
 
 
 def _together(images: Tensor) -> Tensor:
-    """The images of all clients one after the other, channels last."""
+    """Return the images of all clients one after the other, channels last."""
     return channels_last(images.flatten(0, 1))
 
 
 def _apart(info: Any, images: Tensor) -> Tensor:
-    """What `_together` has joined, client by client."""
+    """Return images that `_together` has joined, client by client."""
     found: Tensor = images.unflatten(0, (info.batch_size, -1))
     return found

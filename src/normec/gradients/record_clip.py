@@ -46,18 +46,18 @@ class RecordClip:
 
     @property
     def bound(self) -> float:
-        """C, which the norm of a record's share never exceeds."""
+        """The bound C of the norm of a record's share."""
         return 1.0 if self.size == "auto" else float(self.size)
 
     def __call__(self, grads: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Records' gradients ``[B, d]`` bounded; `sizes`: how many numbers each trainable tensor of the model holds."""
+        """Return the bounded gradients ``[B, d]``; `sizes` are the numbers of elements of the trainable tensors."""
         if not self.by_layer:
             return self._operator(grads)
         parts = [self._operator(part * math.sqrt(len(sizes))) for part in grads.split(list(sizes), dim=1)]
         return torch.cat(parts, dim=1) / math.sqrt(len(sizes))
 
     def factors(self, norms: Tensor, layers: int = 1) -> Tensor:
-        """What gradients of these norms are multiplied by; `layers`: how many parts of a record are bounded alone."""
+        """Return the factors that bound gradients of these norms; `layers` parts of a record are bounded alone."""
         return self._operator.scale(norms * math.sqrt(layers) if layers > 1 else norms)
 
     @property

@@ -5,11 +5,11 @@ replay launches the same kernels for new records. Some clients run side by side,
 
 A replay repeats what Python did once. Therefore a model is only recorded if it does the same every time, as far as
 this can be seen: it reads no values from the device, draws no numbers from generators of the host, and leaves no plain
-attribute changed. The first replay is compared with the plain loop on the same records.
+attribute changed. The first replay for other records than those of the recording is compared with a plain pass.
 
 Dropout draws from torch's global generator, which the loop seeds for every client and round. A recording reads the
-state of a generator when it is replayed. So every client of a block has its own generator, in whose place the global
-one stands while the client is recorded, and which is seeded before each replay: the numbers are those of the loop.
+state of a generator when it is replayed. So every client of a block has its own generator, which takes the place of the
+global one while the client is recorded, and is seeded before each replay: the numbers are those of the loop.
 """
 
 from __future__ import annotations
@@ -92,11 +92,11 @@ class RecordedEngine(BlockEngine):
         shape = tuple(work.numbers.shape)
         self._calls[shape] += 1
         if self._calls[shape] == 1:
-            return self._first(work, seeds)
+            return self._first_pass(work, seeds)
         if self._graphs is None or self._graphs.off:
             return self._pass(work, seeds)
         if self._calls[shape] == 2:
-            return self._second(work, seeds, self._graphs)
+            return self._second_pass(work, seeds, self._graphs)
         parts: dict[str, object] = {"numbers": work.numbers, "uniforms": work.uniforms, "rows": work.rows}
         moving = {name: part for name, part in parts.items() if isinstance(part, Tensor)}
         fixed = [work.x, work.grads, *work.buffers.values()]
@@ -110,18 +110,19 @@ class RecordedEngine(BlockEngine):
         recorded = partial(
             self._graphs.run, compute, list(moving.values()), fixed, "block", work.buffers, generators, seed
         )
-        return self._third(work, seeds, recorded) if self._calls[shape] == 4 else recorded()
+        # The third call records the pass and replays it for the same records, so the fourth replays it for new ones.
+        return self._compared(work, seeds, recorded) if self._calls[shape] == 4 else recorded()
 
-    def _first(self, work: _Work, seeds: Sequence[int]) -> Tensor:
-        """The first pass shows whether the model draws random numbers and whether it leaves its parameters alone."""
+    def _first_pass(self, work: _Work, seeds: Sequence[int]) -> Tensor:
+        """Make a plain pass that shows whether the model draws random numbers and leaves its parameters alone."""
         losses = self._pass(work, seeds)
         self._generators.unused = self._generators.unused and self._generators.untouched(len(seeds))
         if not all(copy.holds(work.x) for copy in self._copies[: len(seeds)]):
             raise RuntimeError("the model changes its own parameters")
         return losses
 
-    def _second(self, work: _Work, seeds: Sequence[int], graphs: CudaGraphs) -> Tensor:
-        """The second pass shows whether the model's Python code may do something else from one call to the next."""
+    def _second_pass(self, work: _Work, seeds: Sequence[int], graphs: CudaGraphs) -> Tensor:
+        """Make a plain pass that shows whether the model's Python code may do something else in the next call."""
         watched = [copy.model for copy in self._copies]
         watched += [part for part in (self._problem.loss, self._problem.transform) if isinstance(part, nn.Module)]
         attributes, drawn = _attributes(watched), _host_generators()
@@ -133,8 +134,8 @@ class RecordedEngine(BlockEngine):
             graphs.give_up("it draws random numbers on the host")
         return losses
 
-    def _third(self, work: _Work, seeds: Sequence[int], recorded: Callable[[], Tensor]) -> Tensor:
-        """After the recording: the gradients of a replay for other records must be those of a plain pass."""
+    def _compared(self, work: _Work, seeds: Sequence[int], recorded: Callable[[], Tensor]) -> Tensor:
+        """Replay the recording for other records than it was made with, and compare the gradients with a plain pass."""
         own = {name: table.clone() for name, table in work.buffers.items()}
         plain = replace(work, buffers=own, grads=torch.empty_like(work.grads))
         self._generators.seed(seeds)
@@ -146,7 +147,7 @@ class RecordedEngine(BlockEngine):
         return losses
 
     def _pass(self, work: _Work, seeds: Sequence[int]) -> Tensor:
-        """The plain loop over a block of clients, on several streams of a GPU."""
+        """Run the plain loop over a block of clients, on several streams of a GPU."""
         own = {name: table[work.rows] for name, table in work.buffers.items()}
         losses = work.x.new_empty(len(seeds))
         with _side_by_side(self._streams):
@@ -168,7 +169,7 @@ class RecordedEngine(BlockEngine):
 
 
 def _graphs() -> CudaGraphs:
-    """Graphs that are captured at once: `RecordedEngine` has made its plain passes before."""
+    """Return graphs that are captured at the first call: `RecordedEngine` has made its plain passes before."""
     return CudaGraphs(patience=1)
 
 
@@ -206,7 +207,7 @@ class _Generators:
         self.unused = True  # whether no client has drawn from its generator so far
 
     def of(self, count: int) -> Sequence[torch.Generator]:
-        """The generators that a recording of `count` clients reads."""
+        """Return the generators that a recording of `count` clients reads."""
         return () if self.unused else self._own[:count]
 
     def seed(self, seeds: Sequence[int]) -> None:
@@ -236,17 +237,17 @@ class _Generators:
         elif self.unused:
             yield
             return
-        everybodys = torch.cuda.default_generators[self._device.index or 0]
-        before = everybodys.graphsafe_get_state()
-        everybodys.graphsafe_set_state(self._own[position])
+        everyones = torch.cuda.default_generators[self._device.index or 0]
+        before = everyones.graphsafe_get_state()
+        everyones.graphsafe_set_state(self._own[position])
         try:
             yield
         finally:
-            everybodys.graphsafe_set_state(before)
+            everyones.graphsafe_set_state(before)
 
 
 def _attributes(modules: Sequence[nn.Module]) -> list[object]:
-    """Plain attributes of the modules, as far as they can be compared: their values, or which objects they are."""
+    """Return the plain attributes of the modules by what can be compared: their values, or which objects they are."""
     plain = (int, float, str, bool, complex, bytes, type(None))
     return [
         (name, value if isinstance(value, plain) else (id(value), getattr(value, "_version", 0)))
@@ -258,5 +259,5 @@ def _attributes(modules: Sequence[nn.Module]) -> list[object]:
 
 
 def _host_generators() -> tuple[object, ...]:
-    """The states of the generators of the host that code draws from without being asked to."""
+    """Return the states of Python's and NumPy's global generators."""
     return random.getstate(), pickle.dumps(np.random.get_state())

@@ -1,7 +1,8 @@
 """A fast engine is used once it has reproduced the reference on the problem at hand; otherwise the loop runs.
 
 The results of a run name its engine, and no noise covers that. Therefore a private run compares the two engines on
-synthetic records of the same shapes, and an engine that fails later, on the clients' records, stops the run.
+synthetic records of the same shapes, and an engine that fails later, on the clients' records, stops the run, unless it
+needs more memory than there is, which depends on sizes alone.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class VerifiedEngine:
         full: bool = False,
         **local: Any,
     ) -> Iterator[Block]:
-        """Gradients, as every engine yields them; `local` is for engines of local steps."""
+        """Yield gradients as every engine does; `local` holds arguments for engines of local steps."""
         if not self._checked:
             self._checked = True
             known = _verdicts.setdefault(self._problem, {})
@@ -203,10 +204,10 @@ class VerifiedEngine:
         """Return why the engine is too inaccurate in the precision in which it will run, or None.
 
         A GPU uses other kernels for float32 and half precisions than for float64. Their gradients may be as far from
-        the gradients in float64 as those of the loop in the same precision, and a little farther. Or else as far as
-        such roundings of x move the gradients: if TF32 is allowed, the loop may get kernels that do not use it, and in
-        half precision it depends on the order of a sum whether a ReLU is moved over its kink. The choice of kernels
-        may depend on the number of clients, so the few clients are compared in a pass over all that are drawn.
+        the gradients in float64 as those of the loop in the same precision, and a little farther; or as far as
+        rounding x to that precision moves the gradients: if TF32 is allowed, the loop may get kernels that do not use
+        it, and in half precision it depends on the order of a sum whether a ReLU is moved over its kink. The choice of
+        kernels may depend on the number of clients, so the few clients are compared in a pass over all that are drawn.
         """
         if not x.is_cuda:
             return None
@@ -254,7 +255,7 @@ def too_rough(mine: Tensor, theirs: Sequence[Tensor], exact: Tensor) -> str | No
 
 
 def nudged(x: Tensor, bits: int) -> Iterator[Tensor]:
-    """Yield points that differ from x as much as the factors of a product do that keep so many bits."""
+    """Yield points that differ from x by up to 2^-bits of every number, as if the numbers kept that many bits."""
     draw = torch.Generator().manual_seed(0)
     for _ in range(_NUDGES):
         yield x * (1 + 2**-bits * (2 * torch.rand(len(x), dtype=x.dtype, generator=draw).to(x.device) - 1))

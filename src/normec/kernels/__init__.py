@@ -44,6 +44,7 @@ def evaluating() -> Iterator[None]:
 
 
 def forward_only() -> bool:
+    """Whether kernels without a backward may be used: inside `evaluating`, while no gradients are recorded."""
     return _evaluating and not torch.is_grad_enabled()
 
 

@@ -24,7 +24,7 @@ _MOST = 2**15  # programs along a dimension of the grid
 
 @triton.jit
 def _moments(x, part, P, C, span, SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr):
-    """Σ(x − x₀) and Σ(x − x₀)² over a span of a client's rows; x₀, its first row, keeps their difference accurate."""
+    """Sum x − x₀ and (x − x₀)² over a span of a client's rows; x₀, its first row, keeps the variance accurate."""
     client, split = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     own = x + client.to(tl.int64) * P * C
@@ -50,7 +50,7 @@ def _combine(
     PIXELS: tl.constexpr, PADDED: tl.constexpr, EACH: tl.constexpr, RUNNING: tl.constexpr,
     ROWS: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """A client's mean and 1/std from those of its parts: (mean, squares around it) of `EACH` numbers a row."""
+    """Compute a client's mean and 1/std from the means of parts of `EACH` numbers, and the squares around them."""
     client = tl.program_id(0)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     valid = c < C
@@ -78,7 +78,7 @@ def _keep(
     mean, variance, mean_out, inverse_out, running_mean, running_var, client, c, C, P, momentum, eps,
     RUNNING: tl.constexpr,
 ):  # fmt: skip
-    """What the other kernels read, and the running statistics."""
+    """Store what the other kernels read, and update the running statistics."""
     at, valid = client * C + c, c < C
     tl.store(mean_out + at, mean, mask=valid)
     tl.store(inverse_out + at, 1.0 / tl.sqrt(variance + eps), mask=valid)
@@ -91,7 +91,7 @@ def _keep(
 
 @triton.jit
 def _scales(weight, bias, inverse_in, c, C, AFFINE: tl.constexpr):
-    """What a centred x is multiplied by, and what is added then."""
+    """Return what a centred x is multiplied by, and what is added then."""
     scale = tl.load(inverse_in + c, mask=c < C, other=0.0)
     offset = tl.zeros_like(scale)
     if AFFINE:
@@ -149,9 +149,9 @@ def _slopes(
     AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr, ALSO: tl.constexpr,
     SPLITS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Σ g and Σ g (x − mean) over a span of a client's rows, and `passed`, the g that ReLU lets through.
+    """Sum g and g (x − mean) over a span of a client's rows, and store `passed`, the g that ReLU lets through.
 
-    `passed` where there is a shortcut, or a second slope to be added.
+    `passed` is stored only if there is a shortcut, or the gradient of a second use of the output.
     """
     client, split = tl.program_id(0), tl.program_id(1)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -217,9 +217,10 @@ def forward(
     shortcut: Tensor | None = None,
     moments: Moments | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, mean, 1/std) of x ``[clients · P, C]`` in memory; running statistics ``[clients, C]`` change in place.
+    """Return (y, mean, 1/std) of x, which is ``[clients · P, C]`` in memory.
 
-    `moments`: x's, from the convolution that made it.
+    Running statistics ``[clients, C]`` are updated in place. `moments` are those of x, if the convolution that made it
+    has computed them.
     """
     C = x.shape[1]
     P = x.numel() // (clients * C)
@@ -254,7 +255,7 @@ def evaluate(
     eps: float,
     shortcut: Tensor | None = None,
 ) -> Tensor:
-    """relu(y + shortcut) of a BatchNorm in evaluation mode, with mean and variance ``[C]`` gathered before."""
+    """Return relu(y + shortcut) of a BatchNorm in evaluation mode, with the running mean and variance ``[C]``."""
     C = x.shape[1]
     P = x.numel() // C
     (_, _, across), _, blocks = _grid(1, P, C)
@@ -281,9 +282,10 @@ def backward(
     y: Tensor | None = None,
     also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The data gradient, and the shortcut's where `y`, what came out with one, is given. `also`: a slope added to g.
+    """Return the data gradient and the shortcut's gradient, and write the weight and bias gradients ``[clients, C]``.
 
-    Weight and bias gradients ``[clients, C]`` are written, whatever their row stride.
+    The shortcut's gradient is None unless the output `y` is given, which a norm with a shortcut needs. `also` is the
+    gradient of a second use of the output, which is added to g. Rows that are written may be any distance apart.
     """
     clients, C = mean.shape
     P = x.numel() // (clients * C)
@@ -303,7 +305,7 @@ def backward(
 
 
 def _grid(clients: int, P: int, C: int) -> tuple[tuple[int, int, int], int, dict[str, int]]:
-    """Enough programs to fill the device, each with a span of a client's rows."""
+    """Return a grid of enough programs to fill the device, the rows of a client that each has, and the blocks."""
     wide = min(64, max(16, triton.next_power_of_2(C)))
     tall = _BLOCK_P * 16 // wide
     across = triton.cdiv(C, wide)

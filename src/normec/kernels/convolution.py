@@ -19,12 +19,12 @@ from torch import Tensor
 from . import blank, pointer, sweep
 from .tiles import LEAST, Tiles
 
-_MANY = 512  # programs that fill a device, for all that is known of it here
+_MANY = 512  # programs that are assumed to fill any device
 
 
 @triton.jit
 def _pack(x, table, packed, size, BLOCK: tl.constexpr):
-    """Numbers of x where the table says, zero where it says −1."""
+    """Copy the numbers of x to which the table points; −1 stands for zero."""
     e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     at = tl.load(table + e, mask=e < size, other=-1)
     value = tl.load(x + at, mask=at >= 0, other=0.0)
@@ -40,7 +40,7 @@ def _convolve(
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BIAS: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
-    """The seen pixels of `BLOCK_M` tiles times `BLOCK_N` columns of the weights."""
+    """Multiply the seen pixels of `BLOCK_M` tiles by `BLOCK_N` columns of the weights."""
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # a tile
     image, r, s = m // (GH * GW), m // GW % GH, m % GW
     k = tl.arange(0, CHUNK * LANES)  # a seen pixel and channel
@@ -49,7 +49,7 @@ def _convolve(
     top, left = r * DOWN + OFFSET, s * RIGHT + OFFSET
     corner = ((image * H + top) * W + left) * READS
     found = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    # Unrolled, not a loop that is pipelined: its copies would pass by the cache where neighbours' pixels lie.
+    # Unrolled, because a loop would be pipelined, and its copies bypass the cache that holds the neighbours' pixels.
     for step in tl.static_range(ROWS * CHUNKS):
         y, z = top + step // CHUNKS, left[:, None] + step % CHUNKS * CHUNK + u[None, :]
         inside = ((m < count) & (y >= 0) & (y < H))[:, None] & (z >= 0) & (z < W)
@@ -175,7 +175,7 @@ def _each(tiles: Tiles, count: int) -> int:
 
 
 def geometry(tiles: Tiles, seen: tuple[int, int], size: tuple[int, int]) -> dict[str, int]:
-    """What a kernel must know of tiles, the images they see and those that they make up."""
+    """Return the constants that describe tiles to a kernel, with the images that they read and write."""
     across = tiles.grid(*size)
     return {
         "H": seen[0], "W": seen[1], "OH": size[0], "OW": size[1], "GH": across[0], "GW": across[1],

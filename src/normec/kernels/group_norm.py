@@ -22,21 +22,21 @@ HELD = 2**14  # numbers that a program can hold
 
 @triton.jit
 def by_group(values, G: tl.constexpr, C: tl.constexpr):
-    """Sums over each group's channels, given back to every channel of the group."""
+    """Return the sum over each group's channels, at every channel of the group."""
     sums = tl.sum(tl.reshape(values, (G, C // G)), 1)
     return tl.reshape(tl.broadcast_to(sums[:, None], (G, C // G)), (C,))
 
 
 @triton.jit
 def over_groups(values, G: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr):
-    """As `by_group` of sums over rows; a group's channels, which lie in one thread, are added up first."""
+    """Return `by_group` of the sums over rows; a group's channels, which lie in one thread, are added up first."""
     sums = tl.sum(tl.sum(tl.reshape(values, (ROWS, G, C // G)), 2), 0)
     return tl.reshape(tl.broadcast_to(sums[:, None], (G, C // G)), (C,))
 
 
 @triton.jit
 def affine(weight, bias, row, c, C: tl.constexpr, AFFINE: tl.constexpr):
-    """Scale and offset of a norm, from a row of the tables of clients with weights of their own."""
+    """Return the scale and offset of a norm, from a row of the tables of clients with weights of their own."""
     scale, offset = tl.full((C,), 1.0, tl.float32), tl.zeros((C,), tl.float32)
     if AFFINE:
         scale, offset = tl.load(weight + row * C + c).to(tl.float32), tl.load(bias + row * C + c).to(tl.float32)
@@ -49,7 +49,7 @@ def _forward_whole(
     AFFINE: tl.constexpr, RELU: tl.constexpr, SHORTCUT: tl.constexpr,
     G: tl.constexpr, C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """An image of at most `BLOCK_P` pixels."""
+    """Compute an image of at most `BLOCK_P` pixels."""
     image = tl.program_id(0)
     c, r = tl.arange(0, C), tl.arange(0, BLOCK_P)
     at, real, count = image.to(tl.int64) * P * C + r[:, None] * C + c[None, :], (r < P)[:, None], P * (C // G)
@@ -175,7 +175,7 @@ def _by_client(sums, by_weight, by_bias, IMAGES, weight_row, bias_row, C: tl.con
 
 
 def fits(channels: int, groups: int) -> bool:
-    """Powers of two, as Triton's blocks are."""
+    """Whether the channels, at most 1024, and the groups are powers of two, as the sizes of Triton's blocks are."""
     return channels & (channels - 1) == 0 and channels <= 1024 and channels % groups == 0 and groups & (groups - 1) == 0
 
 
@@ -188,9 +188,10 @@ def forward(
     relu: bool = False,
     shortcut: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(y, mean, 1/std) of channels-last x; the two ``[images, C]``, a group's value at each of its channels.
+    """Return (y, mean, 1/std) of channels-last x.
 
-    Weight and bias are ``[C]``, or ``[clients, C]`` and contiguous.
+    Mean and 1/std are ``[images, C]``, with a group's value at each of its channels. Weight and bias are ``[C]``, or
+    ``[clients, C]`` and contiguous.
     """
     images, C = x.shape[:2]
     mean, inverse = x.new_empty(2, images, C, dtype=torch.float32)
@@ -216,9 +217,10 @@ def backward(
     y: Tensor | None = None,
     also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The data gradient, each image's weight and bias gradients ``[images, 2, C]``, and the shortcut's gradient.
+    """Return the data gradient, each image's weight and bias gradients ``[images, 2, C]``, and the shortcut's gradient.
 
-    The last where `y`, what came out with a shortcut, is given. `also`: a slope that is added to g.
+    The shortcut's gradient is None unless the output `y` is given, which a norm with a shortcut needs. `also` is the
+    gradient of a second use of the output, which is added to g.
     """
     images, C = x.shape[:2]
     sums = x.new_empty(images, 2, C, dtype=torch.float32)
@@ -233,15 +235,15 @@ def backward(
 
 
 def images_each(x: Tensor, weight: Tensor | None) -> int:
-    """The number of images that share a row of the weights."""
+    """Return the number of images that share a row of the weights."""
     return len(x) if weight is None or weight.ndim == 1 else len(x) // len(weight)
 
 
 def by_client(sums: Tensor, by_weight: Tensor, by_bias: Tensor) -> None:
-    """Sums of the images' gradients ``[images, 2, C]``, a client's at a time, into ``[clients, C]`` each."""
+    """Add up the images' gradients ``[images, 2, C]`` of each client, into two tables ``[clients, C]``."""
     clients, (images, _, C) = len(by_weight), sums.shape
     if images % clients:
-        raise ValueError(f"{images} images are not as many for each of {clients} clients")
+        raise ValueError(f"{images} images cannot be divided evenly among {clients} clients")
     _by_client[(clients,)](
         sums, by_weight, by_bias, images // clients, by_weight.stride(0), by_bias.stride(0), C=C,
         BLOCK=max(1, min(triton.next_power_of_2(images // clients), 2048 // C)),
@@ -249,7 +251,7 @@ def by_client(sums: Tensor, by_weight: Tensor, by_bias: Tensor) -> None:
 
 
 def _blocks(pixels: int, channels: int) -> tuple[bool, dict[str, int]]:
-    """Whether a program holds a whole image, and its rows and warps."""
+    """Return whether a program holds a whole image, and the kernel's block of pixels and warps."""
     held = triton.next_power_of_2(pixels) * channels
     if held <= HELD:
         return True, {"BLOCK_P": held // channels, "num_warps": max(1, min(16, held // 1024))}

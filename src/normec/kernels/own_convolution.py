@@ -27,7 +27,7 @@ def _convolve(
     BACK: tl.constexpr, BIAS: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The windows of `BLOCK_M` pixels of one client's output times `BLOCK_N` columns of its weights.
+    """Multiply the windows of `BLOCK_M` pixels of one client's output by `BLOCK_N` columns of its weights.
 
     `WHOLE`: a step of `BLOCK_K` has channels of a single tap.
     """
@@ -62,7 +62,7 @@ def _convolve(
 
 
 def forward(x: Tensor, weight: Tensor, bias: Tensor | None, moves: Moves) -> Tensor:
-    """Images ``[c · B, CO, ·, ·]`` of channels-last x, by weights ``[c, CO, CI, KH, KW]`` and biases ``[c, CO]``."""
+    """Return images ``[c · B, CO, ·, ·]`` from channels-last x, weights ``[c, CO, CI, KH, KW]``, biases ``[c, CO]``."""
     kernel = weight.shape[3:]
     size = tuple(
         (seen + 2 * padding - dilation * (width - 1) - 1) // stride + 1
@@ -74,14 +74,14 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, moves: Moves) -> Ten
 
 
 def input_gradient(g: Tensor, weight: Tensor, moves: Moves, size: tuple[int, int]) -> Tensor:
-    """The gradient of an input of this size, from the output's channels-last gradient."""
+    """Return the gradient of an input of this size, from the output's channels-last gradient."""
     return _launch(g, weight.permute(0, 2, 3, 4, 1), None, moves, size, back=True)
 
 
 def _launch(
     source: Tensor, weights: Tensor, bias: Tensor | None, moves: Moves, size: tuple[int, int], *, back: bool
 ) -> Tensor:
-    """`weights`: ``[c, channels of the output, KH, KW, channels of the source]``."""
+    """Return the images that the kernel writes; weights are ``[c, output channels, KH, KW, source channels]``."""
     clients, writes, rows, columns, reads = weights.shape
     out = blank((len(source), writes, *size), source)
     each = len(source) // clients
@@ -101,7 +101,7 @@ def _launch(
 
 
 def blocks(reads: int, writes: int, taps: int, single: bool) -> dict[str, int]:
-    """Return the kernel's blocks, from sizes alone; `single`: in single precision, else in half."""
+    """Return the kernel's blocks, from sizes alone; `single` says whether numbers have single or half precision."""
     most = 32 if single else 64
     whole = [size for size in (64, 32, 16) if size <= most and reads % size == 0]  # channels of a single tap
     deep = whole[0] if whole else min(most, max(16, triton.next_power_of_2(taps * reads)))

@@ -1,4 +1,4 @@
-"""A 3×3 convolution with stride 1 from top to bottom; a row of pixels is read once for three output rows.
+"""A 3×3 convolution with stride 1 that goes from top to bottom, and reads a row of pixels once for three output rows.
 
 It is for convolutions that `tiles` divides into tiles of height one whose row fits into one product, which means up to
 16 input channels. The general kernel in `convolution` reads every pixel six times.
@@ -17,7 +17,7 @@ from .tiles import Tiles
 _TILES = 64  # tiles per program
 _STRIP = 4  # the most rows per program
 _DEEP = 64  # the most input numbers per row of a tile; with more, the weights leave too few registers
-_FILLED = 150  # programs that fill a device
+_FILLED = 150  # programs below which strips are made shorter, to fill the device
 
 
 @triton.jit

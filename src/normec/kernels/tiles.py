@@ -79,9 +79,8 @@ class Tiles:
         )
         base, by, per = self.tap
         upper, left = base + by * row + per * down, base + by * column + per * right
-        own = (
-            (9, 9 * self.reads) if by == 1 else (9 * self.writes, 9)
-        )  # forward: the first index of the parameter is the output channel
+        # The strides of input and output channels: forward, the first index of the parameter is the output channel.
+        own = (9, 9 * self.reads) if by == 1 else (9 * self.writes, 9)
         at = start + read * own[0] + write * own[1] + 3 * upper + left
         real = (read < self.reads) & (write < self.writes)
         for tap in (upper, left):

@@ -1,4 +1,4 @@
-"""The update of memories ``[c, d]`` in two passes: the distances ‖∇f_i − g_i‖, then everything else."""
+"""The update of memories ``[c, d]`` in two passes: the distances ‖∇f_i − g_i‖, then the messages and memories."""
 
 # mypy: ignore-errors
 # (Triton's kernels are not checked as Python code)

@@ -18,7 +18,7 @@ from .tiles import Tiles, gathering, power
 
 COLLECTED = ("LANES", "WRITES", "PADDED", "TALL", "WIDE", "CHUNKS", "CHUNK", "SPLITS")  # constants of both kernels
 _HELD = 128 * 128  # sums that four warps can hold
-_PROGRAMS = 2 * 132  # at a time on the GPU that sizes were chosen for; another one computes the same
+_PROGRAMS = 2 * 132  # that run at once on the GPU for which sizes were chosen; the sizes are the same on every GPU
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def _weights(
     x, g, part, B, H, W, HO, WO, CI, CO, SH, SW, PH, PW, DH, DW, span, KW, TAPS,
     SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """gᵀ · patches over a span of one client's output pixels: [CO, TAPS · CI]; x and g are channels last."""
+    """Compute gᵀ · patches over a span of one client's output pixels, [CO, TAPS · CI]; x and g are channels last."""
     client, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
     o = tl.program_id(2) * BLOCK_O + tl.arange(0, BLOCK_O)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # a column: (tap, input channel)
@@ -109,7 +109,7 @@ def _tiles(
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr,
     SPLITS: tl.constexpr, TAKEN: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """seenᵀ · g over a span of a client's tiles: [TAKEN chunks of seen pixels and channels, the tile's own]."""
+    """Compute seenᵀ · g over a span of a client's tiles: `TAKEN` chunks of seen pixels and channels, by the tile's."""
     client, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
     k = tl.program_id(1) * TAKEN * CHUNK * LANES + tl.arange(0, TAKEN * CHUNK * LANES)
     chunk, i = k // (CHUNK * LANES), k % LANES
@@ -212,7 +212,7 @@ def settings(
     large = taken * deep * tiles.breadth > 8192  # then smaller steps, so that two programs fit on a multiprocessor
     groups, block = triton.cdiv(parts, taken), 32 if large else 64
     steps = triton.cdiv(images * meta["GH"] * meta["GW"], block)
-    splits = max(1, min(64, steps // 2, _PROGRAMS // (clients * groups)))  # all at work at once
+    splits = max(1, min(64, steps // 2, _PROGRAMS // (clients * groups)))  # so that all programs run at once
     meta |= {"SPLITS": splits, "TAKEN": taken, "BLOCK_K": block}
     warps = 8 if taken * deep * tiles.breadth > _HELD else 4
     return meta, (clients * splits, groups), {"num_warps": warps, "num_stages": 3}

@@ -33,7 +33,7 @@ NO_TARGETS: tuple[Tensor, ...] = ()
 
 @dataclass(frozen=True)
 class BatchForm:
-    """How items become a batch, and what of it is the target.
+    """How items become a batch, and which part of a batch is the target.
 
     Args:
         target: The key of the target in a dict; None for one of `TARGETS`.
@@ -47,20 +47,25 @@ class BatchForm:
 
     def collated(self, items: list[Any], client: int) -> tuple[Tree, Tree]:
         """Return (inputs, targets) of some items of a client."""
+        if self.collate is not None:
+            return self.split(self.collate(items), len(items), client)
         try:
-            batch = default_collate([_in_tensors(item) for item in items]) if self.collate is None else None
+            batch = default_collate([_in_tensors(item) for item in items])
         except (RuntimeError, TypeError, ValueError, KeyError) as error:
             why = str(error).splitlines()[0]
             raise UsageError(
                 f"the records of client {client} do not fit into one batch: {why}; give them one shape and type, or a "
                 "collate function"
             ) from None
-        return self.split(self.collate(items) if self.collate is not None else batch, len(items), client)
+        return self.split(batch, len(items), client)
 
     def split(self, batch: Any, count: int, client: int) -> tuple[Tree, Tree]:
         """Return (inputs, targets) of a batch of `count` records."""
         if not isinstance(batch, Tensor | Mapping | list | tuple):
-            raise UsageError(f"a batch of client {client} must hold tensors, got {type(batch).__name__}")
+            raise UsageError(
+                f"a batch of client {client} must hold tensors, got {type(batch).__name__}; let the collate function "
+                "return a tensor, or a dict, list or tuple of tensors"
+            )
         if isinstance(batch, Mapping):
             batch = dict(batch)  # a batch of a tokenizer, for example, is no dict
         _check_leaves(batch, count, client)
@@ -96,13 +101,13 @@ class BatchForm:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """Return a tensor of records without a class of its own.
+    """Return a tensor of records as a plain `torch.Tensor`, whatever subclass it is of.
 
-    Operations on it would call functions of its class, with the records of several clients where an engine computes
+    Operations on it would call functions of the subclass, with the records of several clients where an engine computes
     them together.
 
     Raises:
-        UsageError: The tensor has no data without its class.
+        UsageError: The subclass has a `__torch_dispatch__`, so that its data cannot be read without it.
     """
     if type(tensor) is Tensor:
         return tensor
@@ -144,6 +149,15 @@ def moved(tree: Tree, device: torch.device) -> Tree:
 def leaves_of(tree: Tree) -> list[Tensor]:
     found: list[Tensor] = tree_flatten(tree)[0]
     return found
+
+
+def joined(parts: Sequence[Tree]) -> Tree:
+    """Join the outputs or targets of several batches; a value that is not a tensor of rows is that of the first."""
+    form = tree_flatten(parts[0])[1]
+    columns = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
+    return form.unflatten(
+        [torch.cat(column) if isinstance(column[0], Tensor) and column[0].ndim else column[0] for column in columns]
+    )
 
 
 def scores_of(outputs: Any) -> Tensor | None:

@@ -70,7 +70,7 @@ class ResidentRecords:
 class FetchedRecords:
     """Map-style data sets whose items are fetched and collated when they are drawn, so that their transforms run.
 
-    The tensors of a `TensorDataset`, of which there may be any number, are indexed instead.
+    A `TensorDataset`, of any number of tensors, is indexed instead.
 
     A transform that draws from torch's global generator is reproducible: the generator is seeded from the run's seed,
     the client and the round.
@@ -173,14 +173,18 @@ def gather(datasets: Sequence[Dataset[Any]], form: BatchForm | None = None, kind
     if all(base is first for base, _ in found):
         inputs, targets = map(plain, first.tensors)
         return _checked(ResidentRecords(inputs, targets, [rows for _, rows in found]), kind)
+    expected = [list(tensor.shape[1:]) for tensor in first.tensors]
     for client, (base, _) in enumerate(found):
         shapes = [list(tensor.shape[1:]) for tensor in base.tensors]
-        if shapes != [list(tensor.shape[1:]) for tensor in first.tensors]:
-            raise UsageError(f"the records of {kind} {client} have shapes {shapes}, other than those of {kind} 0")
+        if shapes != expected:
+            raise UsageError(
+                f"the records of {kind} {client} have shapes {shapes}, and those of {kind} 0 have shapes {expected}; "
+                "give all records one shape"
+            )
     inputs = torch.cat([plain(base.tensors[0])[rows] for base, rows in found])
     targets = torch.cat([plain(base.tensors[1])[rows] for base, rows in found])
-    cuts = torch.tensor([len(rows) for _, rows in found]).tolist()
-    return _checked(ResidentRecords(inputs, targets, torch.arange(len(inputs)).split(cuts)), kind)
+    sizes = [len(rows) for _, rows in found]
+    return _checked(ResidentRecords(inputs, targets, torch.arange(len(inputs)).split(sizes)), kind)
 
 
 def synthetic(tensor: Tensor, count: int, draw: torch.Generator) -> Tensor:
@@ -199,14 +203,14 @@ def synthetic(tensor: Tensor, count: int, draw: torch.Generator) -> Tensor:
 @contextmanager
 def seeded() -> Iterator[None]:
     """Set Python's and NumPy's generators to a fixed seed; afterwards restore them and torch's."""
-    plain, numpy = random.getstate(), np.random.get_state()
+    python, numpy = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng():
             random.seed(0)
             np.random.seed(0)
             yield
     finally:
-        random.setstate(plain)
+        random.setstate(python)
         np.random.set_state(numpy)
 
 
@@ -230,6 +234,7 @@ def _holds_pairs(dataset: Dataset[Any]) -> bool:
 
 
 def _checked(records: ResidentRecords, kind: str) -> ResidentRecords:
+    """Return the records; raises `UsageError` if a number in them is not finite."""
     for name, tensor in (("inputs", records.inputs), ("targets", records.targets)):
         if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
             continue

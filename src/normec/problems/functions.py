@@ -26,7 +26,10 @@ class FunctionProblem:
             raise UsageError("a problem needs at least one client, got none")
         start = torch.as_tensor(x0).detach()
         if not start.is_floating_point() or start.ndim > 1:
-            raise UsageError(f"x0 must be a vector of floats, got {start.dtype} of shape {tuple(start.shape)}")
+            raise UsageError(
+                f"x0 must be a scalar or a vector of floats, got {start.dtype} of shape {tuple(start.shape)}; give "
+                "x0.float().flatten(), and let the functions take a vector"
+            )
         self.functions = list(functions)
         self.clients = len(self.functions)
         self.x0 = start.reshape(-1).clone()
@@ -43,7 +46,9 @@ class FunctionProblem:
     ) -> Tensor:
         value = self.functions[client](x[0] if self._scalar else x)
         if value.numel() != 1:
-            raise UsageError(f"f_{client + 1} must return a scalar, got shape {tuple(value.shape)}")
+            raise UsageError(
+                f"f_{client + 1} must return a scalar, got shape {tuple(value.shape)}; use its sum or mean"
+            )
         return value.reshape(())
 
     def initial_buffers(self) -> Buffers:

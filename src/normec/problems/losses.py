@@ -1,6 +1,6 @@
-"""The loss of a problem, which must be the mean over the records of a batch: what is refused, and class weights.
+"""Checks that a loss is the mean over the records of a batch, and the cross-entropy loss with class weights.
 
-The messages for a model, a loss and records that do not fit together are made here too.
+The parts of the messages about a model, a loss and records that do not fit together are made here too.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def described(name: str, value: Any) -> str:
 
 
 def cure(loss: Any, seen: Mapping[str, Any]) -> str:
-    """Return what helps against the usual mistakes with targets, or an empty text."""
+    """Return the end of a message that says how to correct a usual mistake with targets, or an empty text."""
     targets, outputs = seen.get("targets"), seen.get("outputs")
     if isinstance(seen.get("inputs"), Mapping) and outputs is None:
         return "; the model is called with these names as keyword arguments"

@@ -15,7 +15,11 @@ Buffers = dict[str, Tensor]
 
 
 class Objective(Protocol):
-    """Functions f_1 … f_n of one flat vector x."""
+    """Functions f_1 … f_n of one flat vector x.
+
+    `x0` is the initial x, `clients` is n, and `sizes` are the numbers of records of the clients; None for functions
+    without records. `augment` is applied to training batches.
+    """
 
     x0: Tensor
     clients: int
@@ -23,7 +27,9 @@ class Objective(Protocol):
     augment: Augment | None
 
     @property
-    def statistics(self) -> bool: ...
+    def statistics(self) -> bool:
+        """Whether the buffers are statistics of the data, which no noise covers."""
+        ...
 
     def client_loss(
         self,
@@ -33,17 +39,38 @@ class Objective(Protocol):
         buffers: Buffers,
         uniforms: Tensor | None,
         divisor: float | None = None,
-    ) -> Tensor: ...
+    ) -> Tensor:
+        """Return f_i(x) of a client, differentiable in x, and update its `buffers` in place.
 
-    def initial_buffers(self) -> Buffers: ...
+        Args:
+            x: The point.
+            client: The number of the client.
+            rows: The numbers of the records to use (None: all).
+            buffers: The client's own buffers.
+            uniforms: Random numbers in [0, 1) for the augmentation, one row per record.
+            divisor: What the sum of the records' losses is divided by (default: the number of records).
+        """
+        ...
 
-    def evaluate(self, x: Tensor, buffers: Buffers) -> dict[str, float]: ...
+    def initial_buffers(self) -> Buffers:
+        """Return the buffers before the first round, with one row per client."""
+        ...
 
-    def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module | None: ...
+    def evaluate(self, x: Tensor, buffers: Buffers) -> dict[str, float]:
+        """Return the results at x on the test and validation data, by column of the history."""
+        ...
 
-    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Objective: ...
+    def model_at(self, x: Tensor, buffers: Buffers) -> nn.Module | None:
+        """Return a model with the parameters x, ready for use; None if there is no module."""
+        ...
 
-    def fingerprint(self) -> dict[str, Any]: ...
+    def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Objective:
+        """Return the same problem on another device, and in another precision."""
+        ...
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the facts by which a checkpoint recognises the problem."""
+        ...
 
 
 def checksum(*tensors: Tensor) -> str:

@@ -32,9 +32,9 @@ from . import client_data as records
 from .batch_form import BatchForm, Collate, Tree, scores_of, size_of
 from .functions import FunctionProblem
 from .losses import cure, described, refuse_other_reductions, refuse_wrong_mean, weighted
-from .metrics import Meters, Metric, check_column_name, checked_metrics
 from .objective import Buffers, checksum
 from .shared_records import origins, perhaps_shared
+from .user_metrics import Metric, SetMetrics, check_column_name, checked_metrics
 
 _EVALUATED = 1000  # records evaluated at once
 _COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with and without kernels must agree, and how closely
@@ -61,7 +61,7 @@ class Problem:
         test: Evaluated for the loss and, where targets are class numbers, the accuracy: one data set, a list with one
             for each client, or a dict of data sets by name. With a list, the mean of the clients' accuracies is
             measured as well, and with names the loss and accuracy of each set, as in `shifted_accuracy`.
-        validation: Evaluated like `test`, but without names; for choosing settings.
+        validation: Evaluated like `test`, but without names; it is for choosing settings.
         penalty: `penalty(x)` is added to the loss of every client.
         augment: Applied to training batches.
         transform: Applied to the inputs of every batch, after `augment`.
@@ -142,8 +142,8 @@ class Problem:
         self.form = BatchForm(target, collate, self.takes_batch)
         self.records = records.gather(clients, self.form)
         self.test_names = tuple(test) if isinstance(test, Mapping) else ()
-        for name in self.test_names:
-            check_column_name("test set", name)
+        for test_name in self.test_names:
+            check_column_name("test set", test_name)
         given = {"test": tuple(test.values()) if isinstance(test, Mapping) else test, "validation": validation}
         counts = {"test": len(self.test_names) or len(clients), "validation": len(clients)}
         evaluated = {
@@ -168,7 +168,7 @@ class Problem:
             name for name, sets in evaluated.items() if name not in self.shown and perhaps_shared(sets, clients)
         ]
         self.sizes: Tensor | None = self.records.sizes
-        self._kernels_agree: bool | None = None  # None: not known yet
+        self._kernels_agree: bool | None = None  # of the evaluation copy; None: not known yet
         # Code that training runs may store records in any attribute. These copies never see a client's records.
         self._untouched = _sharing_trainable(self.model)
         self._evaluation_parts = {name: own_copy(getattr(self, name)) for name in ("loss", "transform")}
@@ -178,7 +178,24 @@ class Problem:
 
     @staticmethod
     def from_functions(functions: Sequence[Callable[[Tensor], Tensor]], x0: Tensor) -> FunctionProblem:
-        """Return a problem with plain differentiable functions f_i of a tensor, for theory and counterexamples."""
+        """Return a problem with plain differentiable functions f_i of a tensor, for theory and counterexamples.
+
+        Args:
+            functions: f_1 … f_n, each from a tensor of the shape of `x0` to a scalar.
+            x0: The initial point, a scalar or a vector of floats.
+
+        Returns:
+            The problem, which has neither a model nor test data.
+
+        Raises:
+            UsageError: There is no function, or `x0` is not a scalar or a vector of floats.
+
+        Example:
+            >>> bowls = [lambda x, c=c: (x - c) ** 2 for c in (1.0, 3.0)]
+            >>> problem = Problem.from_functions(bowls, torch.tensor(0.0))
+            >>> problem.clients, problem.x0
+            (2, tensor([0.]))
+        """
         return FunctionProblem(functions, x0)
 
     @property
@@ -242,7 +259,7 @@ class Problem:
         """Return loss, accuracy and metrics on the test and validation sets, with the clients' averaged buffers.
 
         `accuracy` counts all records alike, and `accuracy_mean_over_clients` all clients, if each has a set of its own.
-        They are computed by copies of the model, the loss and the transform that never saw a client's records.
+        All results are computed by copies of the model, the loss and the transform that never saw a client's records.
         `batch_size` is the number of records at a time; by default it depends on the device.
         """
         evaluator = self._evaluator()
@@ -256,8 +273,8 @@ class Problem:
             if held is not None:
                 size = batch_size or self._evaluation_batch(held, x.device)
                 counts = held.sizes.tolist()
-                together, names = Meters(self.metrics), self.test_names if held is self.test else ()
-                each = [Meters(self.metrics if names else {}) for _ in counts]
+                together, names = SetMetrics(self.metrics), self.test_names if held is self.test else ()
+                each = [SetMetrics(self.metrics if names else {}) for _ in counts]
                 scores = [
                     evaluator._score(held, number, x, shared, size, (together, each[number]))
                     for number in range(len(counts))
@@ -271,11 +288,10 @@ class Problem:
                         found[f"{accuracy}_mean_over_clients"] = sum(shares) / len(shares)
                 prefix = accuracy.removesuffix("accuracy")
                 found |= {f"{prefix}{column}": value for column, value in together.read().items()}
-                for own, (total, hits), count, meters in zip(names, scores, counts, each, strict=False):
+                for own, (total, hits), count, metrics in zip(names, scores, counts, each, strict=False):
                     found[f"{own}_loss"] = total / count
                     found |= {f"{own}_accuracy": hits / count} if hits is not None else {}
-                    found |= {f"{own}_{column}": value for column, value in meters.read().items()}
-        self._kernels_agree = evaluator._kernels_agree
+                    found |= {f"{own}_{column}": value for column, value in metrics.read().items()}
         return found
 
     def _evaluator(self) -> Problem:
@@ -302,11 +318,17 @@ class Problem:
         return _EVALUATED
 
     def _score(
-        self, held: records.Records, number: int, x: Tensor, buffers: Buffers, batch_size: int, meters: Sequence[Meters]
+        self,
+        held: records.Records,
+        number: int,
+        x: Tensor,
+        buffers: Buffers,
+        batch_size: int,
+        metrics: Sequence[SetMetrics],
     ) -> tuple[float, int | None]:
         """Return the sum of the losses on one of the `held` sets, and how many predictions are right, if known.
 
-        Outputs and targets are also added to the `meters`.
+        Outputs and targets are also added to the `metrics`.
         """
         count = int(held.sizes[number])
         total, right = (
@@ -327,8 +349,8 @@ class Problem:
                     "metrics need outputs and targets: with batch_loss, return the model's outputs with an entry "
                     '"loss", and give the targets in dicts'
                 )
-            for meter in meters:
-                meter.add(value.outputs, value.targets)
+            for one in metrics:
+                one.add(value.outputs, value.targets)
             classified = classified and hits is not None
             right += hits.sum() if hits is not None else 0
         return float(total), int(right) if classified else None
@@ -357,14 +379,14 @@ class Problem:
             for name, value in self.unflatten(x).items():
                 model.get_parameter(name).copy_(value)
         for name, value in averaged(buffers).items():
-            module, _, key = name.rpartition(".")
-            model.get_submodule(module)._buffers[key] = value.clone()
+            module, key = buffer_owner(model, name)
+            module._buffers[key] = value.clone()
         return model
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Problem:
         """Return the same problem on another device, with its model and floating-point inputs in `dtype`."""
         moved = copy.copy(self)
-        moved._kernels_agree = moved._evaluation_copy = None
+        moved._evaluation_copy = None
         moved._untouched = copy.deepcopy(self._untouched).to(device=device, dtype=dtype)
         moved.model = _sharing_trainable(moved._untouched)
         moved.x0 = self.x0.to(device=device, dtype=dtype)
@@ -424,7 +446,7 @@ class Problem:
 
     @torch.no_grad()
     def refuse_misfit(self, name: str, *, fetch: bool = False) -> None:
-        """Refuse a model or a loss that cannot be computed on the records; `name` is theirs in the message.
+        """Refuse a model or a loss that cannot be computed on the records; the message calls them `name`.
 
         A few records of the first clients and of the test and validation sets are tried. Records that are not in memory
         are read only with `fetch`, when training has failed already.
@@ -449,7 +471,7 @@ class Problem:
                     raise UsageError(f"{name} fails on {whose}: {text}; {facts}{cure(self.loss, seen)}") from error
 
     def _first_outputs(self) -> tuple[Any, Any]:
-        """The outputs and targets of a few records; a copy of the model sees them."""
+        """Return the outputs and targets of a few records, which only a copy of the model sees."""
         inputs, targets = _first(self.records, 0)
         return self._probing().outputs(self.x0.clone(), inputs), targets
 
@@ -465,14 +487,14 @@ class Problem:
 
         `functional_call` would lose a buffer that the forward pass assigns instead of changing it in place.
         """
-        homes = {name: (self.model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for name in buffers}
-        own = {name: module._buffers[key] for name, (module, key) in homes.items()}
-        for name, (module, key) in homes.items():
+        owners = {name: buffer_owner(self.model, name) for name in buffers}
+        own = {name: module._buffers[key] for name, (module, key) in owners.items()}
+        for name, (module, key) in owners.items():
             module._buffers[key] = buffers[name].clone()
         try:
             yield
         finally:
-            for name, (module, key) in homes.items():
+            for name, (module, key) in owners.items():
                 after = module._buffers[key]
                 if after is not None:
                     buffers[name].copy_(after.detach())
@@ -639,6 +661,12 @@ def _sharing_trainable(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, same)
 
 
+def buffer_owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    """Return the module that holds a buffer, and the buffer's name there."""
+    path, _, key = name.rpartition(".")
+    return model.get_submodule(path), key
+
+
 def own_copy(part: Part) -> Part:
     """Return a copy with its own state; a part that cannot be copied is used as it is."""
     try:
@@ -657,9 +685,9 @@ def averaged(buffers: Buffers) -> Buffers:
     return {name: rows.mean(0) if rows.is_floating_point() else rows.amax(0) for name, rows in buffers.items()}
 
 
-def correct(outputs: Tensor, targets: Tensor) -> Tensor | None:
-    """Return which predictions are right, or None if the targets are not class numbers."""
-    if targets.is_floating_point() or targets.ndim != 1:
+def correct(outputs: Tensor, targets: Any) -> Tensor | None:
+    """Return which predictions are right, or None if the targets are not one class number for each record."""
+    if not isinstance(targets, Tensor) or targets.is_floating_point() or targets.ndim != 1:
         return None
     chosen = chosen_classes(outputs, len(targets))
     if chosen is None:

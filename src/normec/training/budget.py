@@ -54,14 +54,15 @@ class Budget:
         """
         if self._paid_for:
             return
-        reply = self._communicator.on_rank_zero(lambda: self._paid(round, key if self._same else None))
+        reply = self._communicator.on_rank_zero(lambda: self._pay_here(round, key if self._same else None))
         if reply["refused"] is not None:
             raise BudgetSpent.from_text(round, reply["refused"])
         if self._communicator.rank:
             self._mechanism.paid_elsewhere(reply["round"], reply["attempt"])
         self._paid_for = True
 
-    def _paid(self, round: int, key: str | None) -> dict[str, Any]:
+    def _pay_here(self, round: int, key: str | None) -> dict[str, Any]:
+        """Pay in the account of this rank, and return what the other ranks must know."""
         if self._kept and self._mechanism.head is None:  # an account in memory would be lost when the process ends
             raise UsageError(f"round {round} cannot be paid for, because the ledger is not open; start the run again")
         try:

@@ -1,4 +1,4 @@
-"""Callbacks, which follow a run, look at it and may stop it; early stopping is one of them."""
+"""Callbacks, which follow a run and may stop it; early stopping is one of them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,14 @@ class Callback:
     run: RunInProgress
 
     def begin(self, first_round: int, rounds: int) -> None:
-        """Called when the first gradients are finite and the run's folder is locked; a new run's folder is empty."""
+        """Called when the first gradients are finite and the run's folder is locked.
+
+        The folder of a new run then holds config.toml and nothing else of the run.
+
+        Args:
+            first_round: The number of rounds that are done; 0 in a new run.
+            rounds: The number of rounds that are planned.
+        """
 
     def round(self, round: int) -> None:
         """Called after each round; `round` rounds are done."""
@@ -144,7 +151,7 @@ class EarlyStopping(Callback):
         at_least(1, patience=patience)
         non_negative(min_delta=min_delta)
         if mode is None and not column.endswith(("loss", "accuracy", "accuracy_mean_over_clients")):
-            raise UsageError(f"mode must be 'min' or 'max' for the column {column!r}")
+            raise UsageError(f"mode must be 'min' or 'max' for the column {column!r}, got None; give mode=…")
         self.column, self.patience, self.min_delta = column, patience, min_delta
         self.mode = mode or ("min" if column.endswith("loss") else "max")
         one_of(("min", "max"), mode=self.mode)

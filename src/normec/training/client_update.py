@@ -93,7 +93,7 @@ class ClientUpdate:
         return sent.total
 
     def weights_of(self, block: Block) -> Tensor | None:
-        """n·w_i of the block's clients, ``[c]``; None where all clients have equal weights."""
+        """Return n·w_i of the block's clients, ``[c]``; None if all clients have equal weights."""
         return self._weights[block.rows] if self._weights is not None else None
 
     def draft(self, state: State, block: Block, meter: Meter | None) -> Drafted:
@@ -172,5 +172,5 @@ class ClientUpdate:
 
 
 def _summed(messages: Tensor, weights: Tensor | None) -> Tensor:
-    """Σ m_i of rows ``[c, d]``; Σ ω_i m_i with weights ``[c]``."""
+    """Return Σ m_i of rows ``[c, d]``, or Σ ω_i m_i with weights ``[c]``."""
     return messages.sum(0) if weights is None else (messages * weights[:, None]).sum(0)

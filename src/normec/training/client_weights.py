@@ -27,7 +27,7 @@ SUM_TOLERANCE = 1e-6  # by which the sum of given weights may miss 1: they are t
 def relative_weights(
     given: Weights, problem: Objective, privacy: Privacy | None = None, public_sizes: bool = False
 ) -> Tensor | None:
-    """The numbers n·w_i that a run multiplies its clients' messages by; None if all are equal.
+    """Return the numbers n·w_i by which a run multiplies its clients' messages; None if all are equal.
 
     Args:
         given: "equal", "records" (w_i is client i's share of all records), or the numbers w_i.
@@ -68,7 +68,7 @@ def relative_weights(
 
 
 def checked_weights(given: Sequence[float] | Tensor, clients: int) -> Tensor:
-    """Given weights w_i as n·w_i; raises `UsageError` unless they are positive, one per client, with the sum 1."""
+    """Return given weights w_i as n·w_i; raises `UsageError` unless they are n positive numbers with the sum 1."""
     try:
         weights = torch.as_tensor(given, dtype=torch.float64, device="cpu").detach()
     except (TypeError, ValueError, RuntimeError):
@@ -76,7 +76,10 @@ def checked_weights(given: Sequence[float] | Tensor, clients: int) -> Tensor:
     if weights.shape != (clients,):
         raise UsageError(f"weights must be one number for each of the {clients} clients, got {list(weights.shape)}")
     if not bool((torch.isfinite(weights) & (weights > 0)).all()):
-        raise UsageError("weights must be positive and finite; leave out a client that should not count")
+        raise UsageError(
+            f"weights must be positive and finite, got {weights.min():g} to {weights.max():g}; leave out a client that "
+            "should not count"
+        )
     total = math.fsum(weights.tolist())  # the same on every machine
     if abs(total - 1) > SUM_TOLERANCE:
         raise UsageError(f"weights must have the sum 1, got {total:.6g}; divide them by their sum")

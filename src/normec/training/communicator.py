@@ -31,7 +31,7 @@ class Communicator(Protocol):
     def size(self) -> int: ...
 
     def local_clients(self, clients: int) -> range:
-        """The clients of this rank: a contiguous range; the sizes of the ranges differ by at most one."""
+        """Return the clients of this rank: a contiguous range; the sizes of the ranges differ by at most one."""
         ...
 
     def sum(self, part: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from .run import Plan, State
 if TYPE_CHECKING:
     from ..privacy.mechanism import Mechanism
 
-_COPIED = 2**22  # the most gradients that are copied to where a graph reads them
+_COPIED = 2**22  # the most numbers in gradients that are copied to where a graph reads them
 
 
 class GraphedRound:
@@ -51,9 +51,9 @@ class GraphedRound:
         self.suited = able and update.fused and not real and not forgetting and recordable(steps.method)
         self.able = self.suited and x.is_cuda
         self._round, self._lr = torch.zeros((), dtype=torch.int64, device=x.device), x.new_zeros(())
-        # An optimizer of the server steps outside of the recording, which then ends at the direction.
+        # An optimizer of the server steps outside of the graph, which then ends at the direction.
         self._direction = torch.zeros_like(x) if plan.server_optimizer is not None else None
-        self._known: tuple[int, float] | None = None  # what the two are
+        self._known: tuple[int, float] | None = None  # the values of `_round` and `_lr`, without asking the device
         self._at: tuple[int, ...] | None = None  # where the last round's gradients were
         self._moving = False
 

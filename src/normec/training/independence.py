@@ -101,8 +101,8 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
         dimension: The dimension of a message.
 
     Raises:
-        UsageError: a client's message or memory changed with another client's gradient, the server's step with
-            gradients that it was not given, or from one call to the next.
+        UsageError: A client's message or memory changed with another client's gradient, or the server's step changed
+            with gradients that it was not given, or from one call to the next.
     """
     if works_by_rows(method):
         return
@@ -143,7 +143,7 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
 
 
 def _served(steps: Steps) -> Tensor:
-    """All that a server makes of a made-up mean message, from its first state."""
+    """Return the server's direction and new state for a made-up mean message, from its first state."""
     draw = torch.Generator().manual_seed(2)
     mean_message = torch.randn(steps.message_length, dtype=torch.float64, generator=draw)
     with torch.random.fork_rng(devices=[]):

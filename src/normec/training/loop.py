@@ -138,9 +138,8 @@ class TrainingLoop:
         self.graphed = GraphedRound(self.method_steps, plan, problem, mechanism, self.faults, self.update, able)
         self.recalled: int | None = None
         self.begun = self.resumed = self.announced = False
-        self.faulty = self.stopping = self.saving = (
-            False  # the flags of all ranks in the last round in which they were read
-        )
+        # The flags of all ranks in the last round in which they were read.
+        self.faulty = self.stopping = self.saving = False
         self.asked: Callable[[], bool] = lambda: False
         self.in_progress: RunInProgress | None = None
         self.ledger_head: list[Any] | None = None
@@ -286,7 +285,7 @@ class TrainingLoop:
         return run
 
     def _spent_on_stop(self, spent: Spent, planned: float, reason: str) -> Spent:
-        """The spending of a private run that a callback stopped.
+        """Return what a private run that a callback stopped has spent.
 
         The number of rounds then depends on released results, and the ε of the rounds that were made is no guarantee:
         the rule might have stopped elsewhere. That of all planned rounds holds whatever the rule decides; `planned`
@@ -351,14 +350,14 @@ class TrainingLoop:
         with self.watch.timed("update"), self.watch.span("server step"):
             direction, server = self.method_steps.server_step(total / n, state.server)
             self.model_step.move(state, direction, drawn)
-            for name, new in server.items():  # recordings refer to the memory of these tensors
+            for name, new in server.items():  # CUDA graphs refer to the memory of these tensors
                 state.server[name] = new if self._on_host else state.server[name].copy_(new)
         if self.mechanism is not None:
             self.mechanism.keep_round(k)
         self._count(state, count)
 
     def _no_messages(self, state: State) -> Tensor:
-        """The sum of no messages."""
+        """Return the sum of no messages, which is zero."""
         return state.x.new_zeros(self.method_steps.message_length)
 
     def _send(self, state: State, block: Block, meter: Meter | None) -> Tensor:
@@ -548,6 +547,8 @@ class TrainingLoop:
             self.communicator.on_rank_zero(lambda: budget.open(self.storage.out, self.ledger_head, self.resumed))
 
     def initial(self) -> State:
+        """Return the state before round 0."""
+
         def noted() -> Iterator[Block]:
             for block in self._blocks(self.problem.x0, self.problem.initial_buffers(), 0, None):
                 self.faults.note_losses(block, 0)
@@ -629,5 +630,8 @@ def _asked_for(blocks: Iterator[Block], clients: Iterable[int]) -> Iterator[Bloc
 def _all_buffers(communicator: Communicator, state: State) -> Buffers:
     """Return the buffers of all clients, for a callback on rank 0."""
     if communicator.size > 1 and state.buffers:
-        raise UsageError("a callback cannot evaluate a model with buffers whose clients live on several ranks")
+        raise UsageError(
+            f"a callback cannot evaluate a model with buffers whose clients live on {communicator.size} ranks; read "
+            "the results from the rows of history, or start one process"
+        )
     return state.buffers

@@ -84,7 +84,7 @@ def _mapped(shape: tuple[int, int], dtype: torch.dtype, folder: Path | None) -> 
 def rounded(values: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """Round float32 to bfloat16 stochastically, up or down with the probabilities that keep the mean.
 
-    Rounding to nearest would lose every step below 1/256 of a memory, and the memory would not move. Values that are
+    Rounding to nearest would lose every step below 1/512 of a memory, and the memory would not move. Values that are
     not finite stay so.
     """
     if dtype != torch.bfloat16:

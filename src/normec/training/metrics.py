@@ -18,8 +18,10 @@ ROUNDING = 1e-5  # relative: how much single precision may add to the norm of a 
 
 
 class Meter:
-    """Sums, block by block: the mean loss, the mean gradient and how far clients are from it, the memory error
-    mean ‖∇f_i − g_i‖, and the messages' norms.
+    """Adds up the metrics of a round, block by block.
+
+    They are the mean loss, the mean gradient and how far clients are from it, the memory error mean ‖∇f_i − g_i‖, and
+    the messages' norms.
 
     Where clients make local steps, losses and gradients are those at x, on the batches of the first step, and memories
     are compared with the updates.
@@ -111,6 +113,7 @@ class Faults:
         self._sum = torch.full((), self._never, device=device)
 
     def note_losses(self, block: Block, round: int | Tensor) -> None:
+        """Record losses that are not finite."""
         if self._on_host and _finite(block.losses):
             return
         self._note(self._loss, block, torch.isfinite(block.losses), round)
@@ -123,7 +126,7 @@ class Faults:
         self._note(self._long, block, ~(lengths[:, 0] > longest), round)
 
     def note_sum(self, total: Tensor, round: int | Tensor) -> None:
-        # An overflow of the sum of its entries counts as a fault as well.
+        """Record that an entry is not finite; an overflow of the sum of the entries counts as well."""
         if self._on_host and _finite(total):
             return
         self._clean = False

@@ -53,7 +53,7 @@ class NoiseVariance:
         self._keep, self._gain = response
 
     def after(self, before: float, of_messages: float) -> float:
-        """The variance in a round, from that of the round before.
+        """Return the variance in a round, from that of the round before.
 
         `of_messages`: in units of σ², the variance of the noise in the sum of the round's messages if each has its own
         (`Mechanism.variance_of_messages`).
@@ -82,7 +82,7 @@ class OptimizerStep:
         self._noise = NoiseVariance(method, len(x), clients, mechanism) if declared.needs_noise_variance else None
 
     def initial_tables(self) -> Tables:
-        """The state before the first step."""
+        """Return the state before the first step."""
         noise = {NOISE: torch.zeros((), dtype=torch.float64)} if self._noise is not None else {}
         return {**self._steps.initial_tables(), **noise}
 
@@ -112,7 +112,7 @@ class ModelStep:
         self._optimizer = OptimizerStep(declared, method, x, clients, mechanism) if declared is not None else None
 
     def begin(self, state: State) -> None:
-        """Give a state that is fresh what the optimizer and the average start from."""
+        """Add to a new state what the optimizer and the average start from."""
         if self._optimizer is not None:
             state.optimizer |= self._optimizer.initial_tables()
         self._average(state, state.round)

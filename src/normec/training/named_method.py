@@ -50,7 +50,7 @@ def method_of(
 
 
 def _share(participation: Participation | None, clients: int) -> float:
-    """The share of the clients that take part in a round."""
+    """Return the share of the clients that take part in a round."""
     match participation:
         case None | Everyone():
             return 1.0
@@ -60,7 +60,10 @@ def _share(participation: Participation | None, clients: int) -> float:
             return count / clients
         case Rotation(groups, rate):
             return rate / groups
-    raise UsageError("a method that needs the share of participating clients cannot be given by name here")
+    raise UsageError(
+        f"a method by name may depend on the share of the clients that take part, which {type(participation).__name__} "
+        "does not state; give the method as an object, such as normec.NormEC(0.01, 0.1)"
+    )
 
 
 def step_size_of(

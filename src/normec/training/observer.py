@@ -172,7 +172,7 @@ class Observer:
 
 
 def distances(block: Block, memory: Tensor) -> Tensor:
-    """‖∇f_i − g_i‖ of the block's clients, or of their updates, ``[c, 1]``; nothing is changed."""
+    """Return ‖∇f_i − g_i‖ of the block's clients, ``[c, 1]``; with local steps, of updates instead of gradients."""
     return norms(block.grads - read_rows(memory, block, block.grads))
 
 

@@ -34,8 +34,8 @@ class Logging:
 
     Args:
         every: Rounds between two rows of history (default: about 500 rows in all).
-        evaluate_every: Rounds between two evaluations on the test and validation sets (default: about 20 in all, and
-            the rows 1, 2, 4, 8, … of the history before the first of them).
+        evaluate_every: Rounds between two evaluations on the test and validation sets (default: about 20 evaluations in
+            all, and more in the first rounds, at the rows 1, 2, 4, 8, … of the history).
         full_gradient: Record the exact f, ‖∇f‖ and memory error even if training uses batches or samples clients.
             Every row then costs a pass over all data.
         diagnostics: In a private run, also record the clients' losses, gradient norms, memory errors and message
@@ -75,7 +75,7 @@ class Memory:
 
     Args:
         initial: g_i⁰ is "zero", the first "gradient" (with local steps, the first update), or a tensor ``[d]`` or
-            ``[n, d]``. ĝ⁰ is the mean of the g_i⁰.
+            ``[n, d]``. ĝ⁰ is the mean of the g_i⁰, by the clients' weights.
         dtype: The type of the table: bfloat16, float32 or float64 (default: that of the model).
         home: The table is kept on the "device", in "host" memory, or in a file on "disk". The last two are for tables
             that do not fit on the device.

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import UsageError, at_least
+from ..problems.batch_form import joined
 from ..problems.losses import described
 
 PREDICTED = 1000  # inputs that are predicted at once
@@ -54,12 +55,7 @@ def predicted(model: nn.Module, inputs: Any, transform: Callable[[Any], Any] | N
                 _refuse_misfit(model, held, _rows(held, start, 1, model, transform))
                 raise
             parts.append(tree_map(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, outputs))
-    flat, form = tree_flatten(parts[0])
-    columns = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
-    joined = [
-        torch.cat(column) if isinstance(column[0], Tensor) and column[0].ndim else column[0] for column in columns
-    ]
-    return form.unflatten(joined) if flat else parts[0]
+    return joined(parts)
 
 
 def _rows(held: Any, start: int, count: int, model: nn.Module, transform: Callable[[Any], Any] | None) -> Any:

@@ -28,8 +28,8 @@ _ARITHMETIC = ("MKL_", "ONEDNN_", "DNNL_", "OPENBLAS_", "ATEN_", "KMP_", "CUBLAS
 def computation_digest(problem: Objective, method: Method, participation: Participation) -> str | None:
     """Return a digest of the code that computes the messages; equal digests give equal messages for equal records.
 
-    None if this cannot be known: for data sets that are fetched record by record, for methods that are not part of this
-    library, and for code that cannot be inspected.
+    None if this cannot be known: for data sets that are fetched record by record, for methods other than NormEC, Clip21
+    and DPSGD with clipping or normalisation, and for code that cannot be inspected.
     """
     known = type(method) in (NormEC, Clip21) or (
         type(method) is DPSGD and type(method.operator) in (SmoothedNorm, Clip)
@@ -48,10 +48,11 @@ def computation_digest(problem: Objective, method: Method, participation: Partic
 
 
 def sums_in_fixed_order(engine: str, device: torch.device) -> bool:
-    """Whether the kernels of an engine always sum in the same order.
+    """Whether the kernels of an engine are taken to sum in the same order every time.
 
-    On a GPU a user's model may use kernels that do not, such as interpolation, reflection padding and `index_add`. Only
-    engines that are restricted to known layers are known to be deterministic there.
+    On a GPU a user's model may use kernels that do not, such as interpolation, reflection padding and `index_add`. The
+    linear engine has none of them, and the shared pass has rules of its own for most layers; for layers and operations
+    without a rule, it relies on PyTorch's kernels.
     """
     return device.type == "cpu" or engine in ("shared", "linear")
 

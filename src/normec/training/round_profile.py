@@ -71,7 +71,6 @@ class RoundProfile:
         profiler = self._stopped()
         if profiler is None or self._first is None or round <= self._first:
             return
-
         made = round - self._first
         table = {"first_round": self._first, "rounds": made, **_table(profiler, made)}
         with tempfile.TemporaryDirectory() as aside:  # which only the owner can read
@@ -92,7 +91,7 @@ class RoundProfile:
 
 
 def _table(profiler: profile, rounds: int) -> dict[str, Any]:
-    """The parts of a round and the operations that take longest, in milliseconds per round."""
+    """Return the parts of a round and the operations that take longest, in milliseconds per round."""
     events = profiler.events() or []
     spans = [event for event in events if event.name.startswith(SPAN)]
     whole = [event for event in spans if event.name == SPAN + ROUND]
@@ -128,7 +127,7 @@ def _length(event: FunctionEvent) -> float:
 
 
 def _nested(spans: Sequence[FunctionEvent]) -> list[tuple[FunctionEvent, list[FunctionEvent]]]:
-    """Every span with those directly inside it; spans of one thread lie inside each other or apart."""
+    """Return every span with those directly inside it; spans of one thread lie inside each other or apart."""
     found: list[tuple[FunctionEvent, list[FunctionEvent]]] = []
     around: list[tuple[FunctionEvent, list[FunctionEvent]]] = []
     for span in sorted(spans, key=lambda one: (one.time_range.start, -one.time_range.end)):

@@ -32,14 +32,10 @@ if TYPE_CHECKING:
     from ..privacy.mechanism import Spent
     from ..privacy.statement import Privacy
 
-LOGGING_SETTINGS = (
-    "log_every",
-    "evaluate_every",
-    "full_gradient",
-    "averaging",
-)  # of a plan: what is looked at, not what is computed
-AVERAGE = "average"  # the name of the average of the iterates among the server's optimizer's tensors
-ClientTable = dict[str, list[Any]]  # columns of equal length, one entry a client
+# The settings of a plan that decide what is looked at, not what is computed.
+LOGGING_SETTINGS = ("log_every", "evaluate_every", "full_gradient", "averaging")
+AVERAGE = "average"  # the name of the average of the iterates among the tensors of the server's optimizer
+ClientTable = dict[str, list[Any]]  # columns of equal length, with one entry for each client
 Schedule = Callable[[int], float]
 InitialMemory = Literal["zero", "gradient"] | Tensor
 
@@ -264,8 +260,8 @@ class Plan:
     def evaluates(self, k: int) -> bool:
         """Return whether x^k is evaluated: every `evaluate_every` rounds.
 
-        With the default number, also in the rows 1, 2, 4, 8, … of the history before the first of these, because a
-        model changes most at the start. At the last row, the last evaluation is then at most half of its rounds old.
+        With the default number, also in the rows 1, 2, 4, 8, … of the history before round `evaluate_every`, because a
+        model changes most at the start. So at any row, at most half of the rounds were made since the last evaluation.
         """
         row, rest = divmod(k, self.log_every)
         early = rest == 0 and row & (row - 1) == 0 and k < self.evaluate_every == default_evaluate_every(self.rounds)
@@ -276,10 +272,12 @@ class Plan:
         return k % self.log_every == 0 or self.evaluates(k)
 
     def identity(self) -> dict[str, Any]:
-        """All that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
-        apart = ("secret", "mask_secret", "diagnostics", "local", "weights")
+        """Return all that the numbers depend on, in JSON: a checkpoint of another plan is refused."""
+        # Settings that older versions did not know are left out where they are not used, so that runs of these versions
+        # can be continued.
+        optional = ("local", "weights", "server_optimizer", "averaging")
+        apart = ("secret", "mask_secret", "diagnostics", *optional)
         facts = {name: value for name, value in vars(self).items() if name not in apart}
-        # A run without local steps or weights keeps the identity that it had before there were any.
         if self.local is not None:
             facts["local"] = self.local.settings()
         if self.weights is not None:
@@ -290,8 +288,6 @@ class Plan:
             sizes = self.lr if isinstance(self.lr, tuple) else [self.lr(k) for k in range(self.rounds)]
             steps = json.dumps(sizes)
             facts["lr"] = f"a schedule, {hashlib.sha256(steps.encode()).hexdigest()[:16]}"
-        # A run without an optimizer or an average keeps the identity that it had before there were any.
-        del facts["server_optimizer"], facts["averaging"]
         if self.server_optimizer is not None:
             facts["server_optimizer"] = self.server_optimizer.spec()
         if self.averaging is not None:
@@ -314,7 +310,7 @@ def default_evaluate_every(rounds: int) -> int:
 
 
 def record_clip_of(privacy: Privacy) -> RecordClip | None:
-    """How a statement bounds every record's gradient; None where it does not."""
+    """Return how a statement bounds every record's gradient; None if it does not."""
     return RecordClip(privacy.record_clip, privacy.by_layer) if privacy.record_clip is not None else None
 
 

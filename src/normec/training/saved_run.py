@@ -214,7 +214,10 @@ def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors: dict[str, Tensor] = unpacked(held)
     except Exception as error:  # of the Rust library, which has one type for all
-        raise UsageError(f"{path} is damaged: {error}") from None
+        raise UsageError(
+            f"{path} is damaged: {error}; restore it from a backup, or remove it and call train again with the same "
+            "folder to write it"
+        ) from None
     return tensors
 
 
@@ -241,5 +244,7 @@ def _filled(model: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> nn
         filled.to(dtype=floating).load_state_dict(dict(tensors))
     except RuntimeError as error:
         why = " ".join(str(error).split())
-        raise UsageError(f"the model does not fit {folder / MODEL}: {why}") from None
+        raise UsageError(
+            f"the model does not fit {folder / MODEL}: {why}; give a module with the layers of the run's model"
+        ) from None
     return filled

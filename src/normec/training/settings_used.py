@@ -101,7 +101,7 @@ def present(table: dict[str, Any]) -> dict[str, Any]:
 
 
 def weights_text(relative: Tensor | None) -> str:
-    """Weights n·w_i as the setting `weights` takes them: "equal", or the numbers w_i."""
+    """Return weights n·w_i as the setting `weights` takes them: "equal", or the numbers w_i."""
     if relative is None:
         return "equal"
     return ",".join(repr(weight) for weight in (relative / len(relative)).tolist())
@@ -118,7 +118,7 @@ def _name(method: Method) -> str:
 
 
 def _parts(problem: Objective) -> dict[str, Any]:
-    """The names of the problem's data, model and transform."""
+    """Return the names of the problem's data, model and transform."""
     if not isinstance(problem, Problem):
         return {}
     transform = problem.transform
@@ -127,7 +127,7 @@ def _parts(problem: Objective) -> dict[str, Any]:
 
 
 def _steps(plan: Plan) -> dict[str, Any]:
-    """How x moves and which iterate is returned."""
+    """Return the settings that say how x moves and which iterate is returned."""
     used: dict[str, Any] = {"lr": plan.lr if isinstance(plan.lr, float) else plan.identity()["lr"]}
     if isinstance(plan.lr, ScheduledLR):
         schedule = plan.lr.schedule

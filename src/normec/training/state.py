@@ -44,8 +44,10 @@ def initial_state(
         raise UsageError(f"{steps.method.name} has no memory; initial_memory must stay 'zero'")
     started = [clients[name] for name in steps.method.initial_memory_sets]
     if isinstance(start, Tensor):
-        if start.shape not in ((d,), (n, d)) or not bool(torch.isfinite(start).all()):
-            raise UsageError(f"initial_memory must be finite, [{d}] or [{n}, {d}], got {list(start.shape)}")
+        if start.shape not in ((d,), (n, d)):
+            raise UsageError(f"initial_memory must have the shape [{d}] or [{n}, {d}], got {list(start.shape)}")
+        if not bool(torch.isfinite(start).all()):
+            raise UsageError("initial_memory must be finite, got NaN or inf in it; correct it or start from 'zero'")
         for held in started:
             held.copy_(start if start.ndim == 1 else start[own.start : own.stop])
     else:
@@ -93,7 +95,7 @@ def restored_state(
 
 
 def tensor_forms(tables: Tables) -> dict[str, tuple[str, list[int], bool]]:
-    """What a checkpoint says of each tensor of an optimizer or of past noise: type, shape, whether in host memory."""
+    """Return what a checkpoint states about each tensor: its type, its shape and whether it is in host memory."""
     return {
         name: (str(value.dtype).removeprefix("torch."), list(value.shape), value.device.type == "cpu")
         for name, value in tables.items()
@@ -115,7 +117,7 @@ def checkpoint_tensors(state: State, clients: int, communicator: Communicator) -
 
 
 def checkpoint_size(state: State, clients: int) -> int:
-    """About how many bytes a checkpoint takes."""
+    """Return about how many bytes a checkpoint takes."""
     held = [state.x, *state.server.values(), *state.optimizer.values(), *state.noise.values()]
     rows = sum(table[0].numel() * table.element_size() for table in state.clients.values() if len(table))
     return sum(one.numel() * one.element_size() for one in held) + clients * rows

@@ -119,7 +119,9 @@ class PublicFacts:
         for count in self.records:
             at_least(1, records=count)
         if len(self.records) != self.clients:
-            raise UsageError(f"records must have one number for each of the {self.clients} clients")
+            raise UsageError(
+                f"records must have one number for each of the {self.clients} clients, got {len(self.records)}"
+            )
 
     @property
     def layered(self) -> bool:
@@ -180,7 +182,8 @@ class Suggestion:
 
     def __str__(self) -> str:
         """Return the settings with their reasons, a line for each, and how much the noise will hurt."""
-        lines = [f"{one.name} = {one.value:g}: {one.reason}" for one in self.chosen]
+        values = [f"{one.value:g}" if isinstance(one.value, float) else str(one.value) for one in self.chosen]
+        lines = [f"{one.name} = {value}: {one.reason}" for one, value in zip(self.chosen, values, strict=True)]
         return "\n".join([f"method = {self.method}", *lines, self.outlook])
 
     @property
@@ -216,7 +219,7 @@ class Suggestion:
         return f"{size}: expect little. More clients, a larger ε or a model with fewer parameters would help."
 
     def to_dict(self) -> dict[str, Any]:
-        """The suggestion in plain types."""
+        """Return the suggestion in plain types."""
         return {
             "method": self.method,
             "settings": [dataclasses.asdict(one) for one in self.chosen],
@@ -326,7 +329,7 @@ def _refuse_uncovered(name: str, privacy: Privacy) -> None:
 
 
 def _noise(name: str, facts: PublicFacts, privacy: Privacy, rounds: int, relative: tuple[float, ...]) -> float:
-    """ρ at constant noise; `relative` holds the numbers n·w_i, and is empty for equal weights."""
+    """Return ρ at constant noise; `relative` holds the numbers n·w_i, and is empty for equal weights."""
     from ..privacy.facts import Setting
     from ..privacy.mechanism import facts_of
     from ..privacy.release import calibrate
@@ -351,12 +354,12 @@ def _noise(name: str, facts: PublicFacts, privacy: Privacy, rounds: int, relativ
 
 
 def distance(dimension: int, noise: float, reach: float, forgettings: float = 0.0) -> float:
-    """The length D of all steps together.
+    """Return the length D of all steps together.
 
     Args:
         dimension: The number of parameters, d.
-        noise: ρ.
-        reach: r.
+        noise: ρ, the norm of the noise relative to the largest message.
+        reach: r, by which each parameter moves about.
         forgettings: κ, if the steps are normalised.
 
     Example:
@@ -370,10 +373,10 @@ def distance(dimension: int, noise: float, reach: float, forgettings: float = 0.
 
 
 def network_distance(noise: float) -> float:
-    """The length D of all steps together, for a model of several layers whose records are clipped.
+    """Return the length D of all steps together, for a model of several layers whose records are clipped.
 
     Args:
-        noise: ρ.
+        noise: ρ, the norm of the noise relative to the largest message.
 
     Example:
         >>> round(network_distance(0.0)), round(network_distance(0.1))
@@ -383,7 +386,7 @@ def network_distance(noise: float) -> float:
 
 
 def between(ends: tuple[float, float], noise: float) -> float:
-    """A constant of the rule that goes from the first value to the second as the noise ρ grows."""
+    """Return a constant of the rule that goes from the first value to the second as the noise ρ grows."""
     share = noise**2 / (noise**2 + SMALL**2)
     return (1 - share) * ends[0] + share * ends[1]
 
@@ -391,14 +394,11 @@ def between(ends: tuple[float, float], noise: float) -> float:
 def _settings(
     name: str, facts: PublicFacts, privacy: Privacy, noise: float, rounds: int, given: bool
 ) -> Iterator[SuggestedSetting]:
-    """The settings of a private run, one by one."""
+    """Yield the settings of a private run, one by one."""
     yield SuggestedSetting("rounds", rounds, _rounds_reason(rounds, given))
-    direction, reach, furthest, forgettings = (
-        1.0,
-        REACH,
-        REACH,
-        0.0,
-    )  # the first is the largest norm of the server's direction
+    direction = 1.0  # the largest norm of the server's direction
+    reach = furthest = REACH
+    forgettings = 0.0
     if name in LONGEST_MEMORY:
         decay = _rounded(min(0.5, between(FORGETTINGS[name], noise) / rounds))
         spread = math.sqrt(rounds / (decay * (2 - decay)))  # of noise in ĝ, relative to that of β times a mean message
@@ -451,7 +451,7 @@ def _rounds_reason(rounds: int, given: bool) -> str:
 def _without_noise(
     name: str, facts: PublicFacts, rounds: int | None, weights: Weights, public_sizes: bool
 ) -> Suggestion:
-    """The usual settings of a method."""
+    """Return the usual settings of a method."""
     entry: Entry = CATALOGUE[name]
     usual = "The usual value: without noise there is nothing to weigh, and you can tune it at no cost in privacy."
     own = {key: value for key, value in entry.defaults(private=False).items() if value is not None}
@@ -466,5 +466,5 @@ def _without_noise(
 
 
 def _rounded(value: float) -> float:
-    """Two significant digits, which are as many as the rule is worth."""
+    """Return a value to two significant digits, which are as many as the rule is worth."""
     return float(f"{value:.2g}")

@@ -240,8 +240,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     at_least(0, warmup=warmup)
     if rounds is not None:
         at_least(1, rounds=rounds)
-    if rounds is not None and 0 < rounds <= warmup:
-        raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
+        if rounds <= warmup:
+            raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}; x would never move")
     _check_batches(problem, batch_size, batch_rate)
     if local is not None:
         _check_local(local, epochs, batch_rate)
@@ -490,10 +490,10 @@ def ready(precision: Precision) -> Iterator[None]:
 
 
 def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_size: int | None) -> int:
+    """Return the number of rounds, as given or from the epochs."""
     if (rounds is None) == (epochs is None):
         raise UsageError(f"give rounds or epochs, one of them, got rounds={rounds} and epochs={epochs}")
     if rounds is not None:
-        at_least(1, rounds=rounds)
         return rounds
     if problem.sizes is None:
         raise UsageError("epochs need records; a problem of plain functions takes rounds")
@@ -502,7 +502,7 @@ def _horizon(problem: Objective, rounds: int | None, epochs: int | None, batch_s
 
 def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float | None) -> None:
     if batch_size is not None and batch_rate is not None:
-        raise UsageError("give batch_size or batch_rate, not both")
+        raise UsageError(f"give batch_size or batch_rate, not both, got {batch_size} and {batch_rate}")
     if batch_size is not None:
         at_least(1, batch_size=batch_size)
     if batch_size is not None and problem.sizes is not None and batch_size > int(problem.sizes.max()):
@@ -515,7 +515,7 @@ def _check_batches(problem: Objective, batch_size: int | None, batch_rate: float
 
 
 def _batch_size(options: Options) -> int | None:
-    """Records per gradient; local steps may state it too."""
+    """Return the records per gradient, which local steps may state as well."""
     local = options.local.batch_size if options.local is not None else None
     if local is not None and options.batch_size not in (None, local):
         raise UsageError(f"batch_size is {options.batch_size} and {local} for local steps; give one of them")

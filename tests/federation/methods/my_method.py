@@ -1,4 +1,4 @@
-"""Methods as somebody else writes them, in a file that server and parties both have."""
+"""Methods as users write them, in a file that server and parties both have."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Clip21SGDM(Method):
 
 @dataclass(frozen=True)
 class Averaging(Method):
-    """Sends Clip(∇f − a/(1 + s)) for an average a and a count s; absent clients halve a. Nobody can follow a."""
+    """Sends Clip(∇f − a/(1 + s)) for an average a and a count s; absent clients halve a. The server cannot follow a."""
 
     tau: float = 0.5
 
@@ -106,7 +106,7 @@ class ServerMomentum(NormEC):
 
 @dataclass(frozen=True)
 class Unbounded(Clip21SGDM):
-    """The same, without a bound that it could state."""
+    """Clip21SGDM that states no bound."""
 
     @property
     def bound(self) -> float:
@@ -115,7 +115,7 @@ class Unbounded(Clip21SGDM):
 
 @dataclass(frozen=True)
 class Biased(Clip21SGDM):
-    """A memory that starts elsewhere, and is kept in double precision."""
+    """Clip21SGDM whose memory starts at 0.25 and is kept in double precision."""
 
     def client_init(self, x: Tensor) -> dict[str, Tensor]:
         return {"momentum": torch.zeros_like(x), "memory": torch.full_like(x, 0.25, dtype=torch.float64)}

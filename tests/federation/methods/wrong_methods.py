@@ -67,7 +67,7 @@ class FollowsElsewhere(Direct):
 
 @dataclass(frozen=True)
 class Picky(Direct):
-    """Fails on gradients that point along the first coordinate, as real ones may."""
+    """Fails for messages that point along the first coordinate, as those of some data do."""
 
     def commit(self, draft: Any, sent: Tensor) -> Any:
         if bool(sent[:, 0] > 0.9):
@@ -77,7 +77,7 @@ class Picky(Direct):
 
 @dataclass(frozen=True)
 class AnySetting(Direct):
-    """Takes whatever the server says."""
+    """Takes any setting that the server states."""
 
     tau: Any = 1.0
 

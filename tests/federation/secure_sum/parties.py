@@ -1,4 +1,4 @@
-"""Parties of a secure sum in one process, whose contributors keep what they paid for, sent, and learned of it."""
+"""Parties of a secure sum in one process, whose contributors remember payments, vectors and what became of them."""
 
 from __future__ import annotations
 

@@ -7,7 +7,8 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,12 @@ from hypothesis import strategies as st
 
 from normec.federation.secure_sum import wire
 from normec.federation.secure_sum.history import RECEIPT, Position, receipt_content, statement_of
-from normec.federation.secure_sum.keys import Identity, KeyPair, digest
+from normec.federation.secure_sum.keys import Identity, KeyPair
 from normec.federation.secure_sum.masks import Vector, add_mask, self_key
-from normec.federation.secure_sum.party import Assignment, Contribution, Party
+from normec.federation.secure_sum.party import Assignment, Party
 from normec.federation.secure_sum.refusals import REASONS, Refused
-from normec.federation.secure_sum.roster import Member, Roster
 from normec.federation.secure_sum.server import AttemptFailed, Server, Stage
 from normec.federation.secure_sum.shares import combine
-from normec.federation.secure_sum.terms import Terms
 from normec.federation.secure_sum.wire import (
     Advert,
     Answer,
@@ -219,10 +218,9 @@ def test_threads_that_ask_at_the_same_time_get_the_same_vector(tmp_path: Path) -
     federation = at(tmp_path, Stage.VECTORS)
     request, ledger = federation.server.request(VICTIM), federation.ledgers[VICTIM]
     started, pay = threading.Barrier(3), ledger.pay
-    switched = threading.Event()
 
     def slowly(assignment: Assignment) -> None:
-        switched.wait(0.05)  # lets the other threads run; the result does not depend on it
+        time.sleep(0.05)  # lets the other threads run; the right result does not depend on it
         pay(assignment)
 
     ledger.pay = slowly  # type: ignore[method-assign]
@@ -623,8 +621,41 @@ def test_an_old_deposit_is_refused_and_none_begins_anew(tmp_path: Path) -> None:
     assert federation.ledgers[VICTIM].recovered == [([0, 1], None)]
 
 
+def test_a_certificate_that_comes_late_shows_an_old_folder_too(tmp_path: Path) -> None:
+    """The server draws a restored party into a later attempt first, and has the earlier one certified only then."""
+    federation = Federation(tmp_path, 4)
+    everyone = tuple(range(4))
+
+    def ask(party: int, request: wire.Request) -> Any:
+        (answer,) = federation.ask(party, request)
+        return answer
+
+    def shares(attempt: int) -> list[dict[int, bytes]]:
+        adverts = tuple(ask(party, Invitation(federation.terms.canonical, attempt)) for party in everyone)
+        return [dict(ask(party, KeyList(attempt, adverts)).shares) for party in everyone]
+
+    def task(party: int, attempt: int, round: int, sealed: list[dict[int, bytes]], *history: Certificate) -> Any:
+        own = tuple((other, sealed[other][party]) for other in everyone if other != party)
+        return ask(party, Task(attempt, round, b"x", everyone, own, history))
+
+    shutil.copytree(tmp_path / f"party-{VICTIM}", tmp_path / "backup")
+    sealed = shares(0)
+    assert all(isinstance(task(party, 0, 0, sealed), MaskedVector) for party in everyone)
+    federation.parties[VICTIM].close()
+    shutil.rmtree(tmp_path / f"party-{VICTIM}")
+    (tmp_path / "backup").rename(tmp_path / f"party-{VICTIM}")
+    federation.parties[VICTIM] = federation.open(VICTIM)
+    assert isinstance(task(VICTIM, 1, 0, shares(1)), MaskedVector)
+    statement = statement_of(federation.terms.digest, 0, 0, b"x", everyone, Position())
+    shown = named(federation, replace(statement, survivors=everyone))
+    signed = tuple((party, ask(party, shown).signature) for party in everyone if party != VICTIM)
+    answer = task(VICTIM, 2, 1, shares(2), Certificate(shown.statement, signed))
+    assert isinstance(answer, Refusal)
+    assert answer.reason == "restored"
+
+
 @pytest.mark.parametrize("stage", list(Stage)[2:])
-def test_a_restarted_party_does_not_answer_for_attempts_of_before(tmp_path: Path, stage: Stage) -> None:
+def test_a_restarted_party_does_not_answer_for_earlier_attempts(tmp_path: Path, stage: Stage) -> None:
     federation = at(tmp_path, stage)
     federation.restart(VICTIM)
     request = federation.request(VICTIM)[0]
@@ -750,7 +781,7 @@ def with_false_shares(reveal: Reveal, owners: set[int]) -> Reveal:
 
 
 def test_false_shares_are_named_and_the_sum_is_right(tmp_path: Path) -> None:
-    """Party 6 drops out before its vector and party 5 after it; party 0 reveals false shares of both."""
+    """Party 8 drops out before its vector, and party 7 reveals late; party 0 reveals false shares of both."""
     federation = Federation(tmp_path, 9)
     federation.until(Stage.VECTORS)
     federation.stage(lambda party, _: party != 8)
@@ -873,69 +904,3 @@ def test_an_exchange_has_one_or_two_parts_of_the_right_kind() -> None:
     for parts in ((), (one, one, one), (Refusal(0, "late"),)):
         with pytest.raises(Refused, match="malformed"):
             wire.decode_requests(encode(parts))
-
-
-def test_a_certificate_that_comes_late_shows_an_old_folder_too(tmp_path: Path) -> None:
-    """The server draws a restored party into a later attempt first, and has the earlier one certified only then."""
-    identities = [Identity.generate() for _ in range(4)]
-    roster = Roster(tuple(Member(f"party-{i}", identity.public) for i, identity in enumerate(identities)))
-    terms = Terms(
-        run="late~1",
-        roster=roster.digest.hex(),
-        parties=4,
-        threshold=3,
-        minimum=3,
-        colluding=0,
-        sigma=1.0,
-        step=0.1,
-        dimension=2,
-        rounds=5,
-        weights=(1.0,) * 4,
-        method="m",
-    )
-
-    class Zeros:
-        def pay(self, assignment: Assignment) -> None: ...
-
-        def contribute(self, assignment: Assignment) -> Contribution:  # noqa: ARG002
-            return Contribution(np.zeros(2, np.uint32))
-
-        def settle(self, attempt: int, counted: bool) -> None: ...
-
-        def recover(self, attempts: Sequence[int], deposited: Any) -> None: ...
-
-    def begun(i: int) -> Party:
-        return Party(tmp_path / str(i), identities[i], roster, terms, Zeros())
-
-    def ask(i: int, request: Any) -> Any:
-        (answer,) = wire.decode_answers(parties[i].answer(wire.encode((request,))))
-        return answer
-
-    def shares(attempt: int) -> list[dict[int, bytes]]:
-        adverts = tuple(ask(i, wire.Invitation(terms.canonical, attempt)) for i in range(4))
-        return [dict(ask(i, wire.KeyList(attempt, adverts)).shares) for i in range(4)]
-
-    def task(i: int, attempt: int, round: int, sealed: list[dict[int, bytes]], history: Any = ()) -> Any:
-        own = tuple((j, sealed[j][i]) for j in range(4) if j != i)
-        return ask(i, wire.Task(attempt, round, b"x", tuple(range(4)), own, history))
-
-    begun(0).close()
-    shutil.copytree(tmp_path / "0", tmp_path / "backup")
-    parties = [begun(i) for i in range(4)]
-    sealed = shares(0)
-    assert all(isinstance(task(i, 0, 0, sealed), wire.MaskedVector) for i in range(4))
-    parties[0].close()
-    shutil.rmtree(tmp_path / "0")
-    shutil.copytree(tmp_path / "backup", tmp_path / "0")
-    parties[0] = begun(0)
-    assert isinstance(task(0, 1, 0, shares(1)), wire.MaskedVector)
-    everyone = tuple(range(4))
-    payload = digest("payload", b"x")
-    statement = wire.Statement(terms.digest, 0, 0, payload, everyone, everyone, 0, Position().digest)
-    receipts = tuple(one.sign(RECEIPT, receipt_content(statement)) for one in identities)
-    signed = tuple((i, ask(i, wire.Survivors(statement, receipts)).signature) for i in (1, 2, 3))
-    answer = task(0, 2, 1, shares(2), (wire.Certificate(statement, signed),))
-    assert isinstance(answer, wire.Refusal)
-    assert answer.reason == "restored"
-    for party in parties:
-        party.close()

@@ -19,6 +19,7 @@ import msgspec
 import pytest
 
 from normec.federation.secure_sum.history import RECEIPT, SIGNED, Position, receipt_content, statement_of
+from normec.federation.secure_sum.terms import least_threshold
 from normec.federation.secure_sum.wire import (
     Advert,
     Certificate,
@@ -36,7 +37,7 @@ from normec.federation.secure_sum.wire import (
     encode,
 )
 
-from .parties import Federation, least_threshold
+from .parties import Federation
 
 # Parties, colluding ones, and how many honest ones may be set back: c + f < 2t − n.
 SIZES = [(3, 1, 0), (4, 1, 0), (4, 0, 1), (5, 2, 0), (5, 1, 1), (5, 0, 2), (7, 2, 0), (7, 1, 1)]
@@ -54,6 +55,8 @@ class Known:
 
 
 class Adversary:
+    """`old`: how many honest parties it may set back; `histories`: all chains of certificates that it has."""
+
     def __init__(self, folder: Path, draw: random.Random, parties: int, colluding: int, old: int) -> None:
         self.draw, self.folder, self.old, self.colluding = draw, folder, old, colluding
         minimum = max(least_threshold(parties), colluding + 2)

@@ -1,4 +1,4 @@
-"""A small CNN on the digits, sorted by digit."""
+"""A small CNN on the digits, sorted by label."""
 
 import torch
 from torch import Tensor, nn

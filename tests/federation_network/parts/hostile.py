@@ -1,6 +1,6 @@
-"""Nodes that were let in and answer every request with something else than a message, each in a way of its own.
+"""Registered nodes that answer every request with something else than a message, each in its own way.
 
-python hostile.py SUPERLINK AUTHORITY KEY…
+`python -m tests.federation_network.parts.hostile SUPERLINK AUTHORITY KEY…`
 """
 
 import pickle

@@ -1,4 +1,4 @@
-"""Logistic regression on the digits, sorted by digit."""
+"""Logistic regression on the digits, sorted by label."""
 
 import torch
 from torch import nn

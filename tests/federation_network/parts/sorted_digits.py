@@ -1,4 +1,4 @@
-"""The digits, sorted by digit: no two parties see the same ones. As plain arrays, which load in no time."""
+"""The digits, sorted by label, so that a party holds few of the ten labels; from plain arrays, which load quickly."""
 
 import os
 from pathlib import Path

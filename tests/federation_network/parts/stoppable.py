@@ -1,12 +1,12 @@
-"""A party's side with points at which a test can stop it, and a list of what left.
+"""A client app that a test can stop at points of a round, and that lists what it sends.
 
-A file FOLDER/stop-I.json names a phase and a round. The party reaches it, renames the file to stopped-I.json and waits
-there to be killed. FOLDER/left-I.txt gets the digest of every message before it is sent.
+A file FOLDER/stop-I.json names a phase and a round. When party I reaches them, it renames the file to stopped-I.json
+and waits to be killed. FOLDER/left-I.txt gets the digest of every message before it is sent.
 """
 
 import json
 import os
-import time
+import threading
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -30,7 +30,7 @@ def reached(phase: str) -> None:
     if not path.exists() or json.loads(path.read_text()) != {"phase": phase, "round": now["round"]}:
         return
     path.rename(FOLDER / f"stopped-{now['party']}.json")
-    time.sleep(3600)
+    threading.Event().wait()
 
 
 @app.train()

@@ -46,7 +46,7 @@ class Geometry:
 
 
 class ConvRows(Function):
-    """Convolution over 1, 2 or 3 dimensions, transposed ones, groups and dilation included."""
+    """Convolution over 1, 2 or 3 dimensions, with groups and dilation, also transposed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, geometry: Geometry):

@@ -10,7 +10,7 @@ by vmap, unless every module is known to treat records independently.
 What a record adds is a function of this record and x, but its last bits may depend on the records beside it, because
 one product adds up several records. That is a rounding like any other in a run that computes x itself. A party of a
 federation, which receives x from others, must not rely on it: an x can be chosen so that a rounding decides between
-a finite number and an overflow. So parties use `loop.clipped_gradient`, and this engine only serves `train`.
+a finite number and an overflow. So parties use `loop.clipped_gradient`, and this engine clips only for `train`.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class SharedEngine(BlockEngine):
     ) -> None:
         """Raises `NoRule` if the model cannot run in a shared pass.
 
-        `rules` are those by module where every layer has one, otherwise those by operation; give one of them to have no
-        choice. In a `private` run, code of the user sees one client at a time, and with `record_clip` one record.
+        By default the model has rules by module if every layer has one, and otherwise rules by operation; `rules`
+        prescribes one of the two. In a `private` run, code of the user sees one client at a time, and with
+        `record_clip` one record.
         """
         self._problem, self._records, self._precision, self._clip = problem, records, precision, record_clip
         self._model = _shared_model(problem, rules, private or record_clip is not None)
@@ -145,7 +146,8 @@ class SharedEngine(BlockEngine):
             lengths = torch.full((len(block.clients),), numbers.shape[1])
         else:
             numbers, lengths, uniforms = self._feed.padded(block.clients, self._batches, round)
-        # So one record more or less rarely changes the shape, and with it how sums are rounded, and few graphs suffice.
+        # Padded like this, one record more or less rarely changes the shape, and with it how sums are rounded; and
+        # few graphs suffice.
         short = -numbers.shape[1] % RECORD_BLOCKS[-1]
         numbers = F.pad(numbers, (0, short))
         uniforms = None if uniforms is None else F.pad(uniforms, (0, 0, 0, short))

@@ -23,7 +23,7 @@ def prepare_inputs(
     problem: Problem, records: Tensor, numbers: Tensor, uniforms: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
     """Return the records `numbers` ``[c, B]``, flattened; `uniforms` ``[c, B, draws]`` are for the augmentation."""
-    if dtype == torch.float32 and _known(problem, uniforms) and _bytes(records, problem):
+    if dtype == torch.float32 and _known_steps(problem, uniforms) and _byte_images(records, problem):
         from ...kernels.images import prepare
 
         mean, std = cast(Normalize, problem.transform).constants(torch.float32, records.device)
@@ -65,10 +65,12 @@ class InputCache:
         self._held.clear()
 
 
-def _known(problem: Problem, uniforms: Tensor | None) -> bool:
+def _known_steps(problem: Problem, uniforms: Tensor | None) -> bool:
+    """Whether the kernel computes the problem's augmentation and transform."""
     return (uniforms is None or type(problem.augment) is CropFlip) and type(problem.transform) in (Normalize, Scale)
 
 
-def _bytes(records: Tensor, problem: Problem) -> bool:
+def _byte_images(records: Tensor, problem: Problem) -> bool:
+    """Whether the records are byte images with the channels of the transform, where a kernel can run."""
     whole = records.ndim == 4 and records.dtype == torch.uint8 and records.is_contiguous()
     return whole and records.shape[1] == len(cast(Normalize, problem.transform).mean) and kernels.usable(problem.x0)

@@ -31,7 +31,7 @@ from torch.nn.modules import module as torch_modules
 from torch.overrides import TorchFunctionMode
 
 from ...problems.objective import Buffers
-from ...problems.problem import Problem
+from ...problems.problem import Problem, buffer_owner
 from ..own_vmap_rules import RefuseOwnVmapRules
 from .convolution import ConvRows, Geometry
 from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
@@ -64,10 +64,7 @@ class OperationModel:
                 raise NoRule(f"{kind} draws random numbers client by client")
             held = module._parameters.items()
             self._owners += [(module, key, numbers[p]) for key, p in held if p is not None and p in numbers]
-        self._buffers = {
-            name: (self._model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2])
-            for name, _ in self._model.named_buffers()
-        }
+        self._buffers = {name: buffer_owner(self._model, name) for name, _ in self._model.named_buffers()}
         self._tables: list[Tensor] = []
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -99,5 +99,5 @@ class AdaptiveMaxPoolByKernel(Function):
 
 
 def both(size: Any) -> tuple[int, int]:
-    """A size for each of two directions."""
+    """Return a size for each of two directions."""
     return (size, size) if isinstance(size, int) else tuple(size)

@@ -2,8 +2,9 @@
 
 The shared pass shows the records of all clients to a model at once. A model of the user's own may mix them for some
 values only (it may scale by the largest value if that is above 1, for example), and no comparison on other values
-notices this. Therefore a private run uses the shared pass only if every module is of a type that is listed at the end
-of this file (`refuse_foreign_code`). Types are compared exactly, because a subclass may override anything.
+notices this. Therefore a private run uses these rules only if every module is of a type that is listed at the end of
+this file (`refuse_foreign_code`); rules by operation serve other models. Types are compared exactly, because a subclass
+may override anything.
 """
 
 # mypy: disable-error-code="no-untyped-call, no-any-return"
@@ -41,7 +42,7 @@ Rule = Callable[[Any, Slots, GradientSink, str, Tensor], Tensor]
 LEFT_OUT = -100  # the target of records that cross entropy ignores
 
 # Functions by which a tensor's values reach Python.
-_LOOKS = {
+_READS = {
     *("__bool__", "__int__", "__float__", "__index__", "__complex__", "__array__"),
     *("item", "tolist", "numpy", "is_nonzero", "equal", "allclose"),
 }
@@ -54,8 +55,8 @@ class RefuseValueAccess(TorchFunctionMode):
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        looks = getattr(func, "__name__", "") in _LOOKS
-        if looks and (not under_vmap() or any(isinstance(arg, Tensor) and is_batchedtensor(arg) for arg in args)):
+        reads = getattr(func, "__name__", "") in _READS
+        if reads and (not under_vmap() or any(isinstance(arg, Tensor) and is_batchedtensor(arg) for arg in args)):
             raise NoRule("the model or its loss reads values (if, item), which differ from client to client")
         return func(*args, **(kwargs or {}))
 
@@ -77,14 +78,14 @@ class ModuleModel:
         clients, loss = len(targets), self._problem.loss
         self.model.train()
         outputs = self.model(inputs)
-        if self._plain and outputs.ndim <= 2:
+        if self._plain:
             flat = targets.flatten(0, 1)
             each = (
                 F.cross_entropy(outputs, flat, reduction="none")
                 if loss is F.cross_entropy
                 else F.binary_cross_entropy_with_logits(outputs, flat.to(outputs), reduction="none")
             )
-            each = each.view(clients, -1)
+            each = each.reshape(clients, -1)
             if loss is F.cross_entropy and self.leaves_out and not targets.is_floating_point():
                 return each.sum(1) / (targets != LEFT_OUT).flatten(1).sum(1)
             return each.mean(1)
@@ -128,9 +129,8 @@ def _use_rule(module: Any, name: str, known: Mapping[nn.Parameter, ParameterSlot
 def _rule(module: nn.Module) -> Rule:
     for kinds, rule in _RULES:
         for kind in kinds:
-            if (
-                isinstance(module, kind) and type(module).forward is kind.forward
-            ):  # a subclass may compute something else
+            # A subclass may compute something else.
+            if isinstance(module, kind) and type(module).forward is kind.forward:
                 return rule
     raise NoRule(f"there is no rule for {type(module).__name__}")
 

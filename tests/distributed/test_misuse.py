@@ -1,4 +1,4 @@
-"""What users do wrong with the optimizer is refused on every rank, or right; never an unpaid release, never a hang."""
+"""Mistakes with the optimizer are refused on every rank or do no harm: no release is unpaid, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("clumsy")
-    done = torchrun(2, "-m", "tests.distributed.clumsy", str(folder), cwd=folder)
+    folder = tmp_path_factory.mktemp("misuse")
+    done = torchrun(2, "-m", "tests.distributed.misuse_job", str(folder), cwd=folder)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads((folder / f"found-{rank}.json").read_text()) for rank in range(2)]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 import normec as n
 from normec.gradients.choice import choose_engine
@@ -77,6 +77,50 @@ def test_metrics_of_sets_by_name_are_those_of_all_outputs_at_once() -> None:
         assert loss == pytest.approx(float(CE(outputs, targets)), rel=1e-6)
     assert "accuracy_mean_over_clients" not in found
     assert held.evaluate(held.x0, {}) == pytest.approx(found)  # nothing is left of the first evaluation
+
+
+class TwoTargets(Dataset[Any]):
+    """Records with two class numbers each, of which the second is not predicted."""
+
+    def __init__(self, data: TensorDataset) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, record: int) -> Any:
+        inputs, target = self.data[record]
+        return inputs, (target, (target + 1) % 3)
+
+
+def test_several_targets_of_a_record_reach_the_metrics_and_have_no_accuracy() -> None:
+    seen = table(3)
+
+    def second_is_next(_: Tensor, targets: Any) -> float:
+        return float((targets[1] == (targets[0] + 1) % 3).float().mean())
+
+    def first(outputs: Tensor, targets: Any) -> Tensor:
+        return CE(outputs, targets[0])
+
+    metrics = {"next": second_is_next, "recall": lambda outputs, targets: recall_of_one(outputs, targets[0])}
+    held = n.Problem(net(), first, [TwoTargets(table(1))], test=TwoTargets(seen), metrics=metrics)
+    found = held.evaluate(held.x0, {}, batch_size=5)
+    outputs, targets = outputs_of(held, seen)
+    assert found.keys() == {"test_loss", "next", "recall"}
+    assert found["test_loss"] == pytest.approx(float(CE(outputs, targets)), rel=1e-6)
+    assert found["next"] == 1
+    assert found["recall"] == pytest.approx(recall_of_one(outputs, targets))
+
+
+def test_a_batch_loss_of_pairs_with_scores_is_evaluated_without_an_accuracy() -> None:
+    def batch_loss(model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        outputs = model(batch[0])
+        return {"loss": CE(outputs, batch[1]), "logits": outputs}
+
+    held = n.Problem(net(), None, [table(1)], test=table(3), batch_loss=batch_loss)
+    outputs, targets = outputs_of(held, table(3))
+    found = held.evaluate(held.x0, {})
+    assert found == {"test_loss": pytest.approx(float(CE(outputs, targets)), rel=1e-6)}
 
 
 def test_metrics_are_recorded_with_every_evaluation() -> None:

@@ -1,4 +1,4 @@
-"""What users do wrong with the optimizer, on two ranks: `python -m tests.distributed.clumsy FOLDER`, under torchrun."""
+"""Mistakes with the optimizer, on two ranks of torchrun: `python -m tests.distributed.misuse_job FOLDER`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from normec.errors import RankLost
 from normec.training.communicator import Communicator
 
 from ..support.waiting import LIMIT
-from .optimizing import said
+from .optimizer_job import said
 
 WIDE = 2000
 SECURE = Privacy(sigma=0.5, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="secure")
@@ -74,7 +74,7 @@ def averaged_by_fsdp(rank: int, folder: Path) -> str:  # noqa: ARG001
 def averaged_by_ddp_from_the_second_step_on(rank: int, folder: Path) -> dict[str, Any]:  # noqa: ARG001
     net = nn.Linear(2, 2)
     optimizer = cluster.GD(net.parameters(), lr=0.1)
-    DistributedDataParallel(nn.Linear(2, 2))  # another model's is none of the optimizer's business
+    DistributedDataParallel(nn.Linear(2, 2))  # of another model, which is none of the optimizer's business
     net(torch.ones(1, 2)).sum().backward()
     first = said(optimizer.step)
     wrapped = DistributedDataParallel(net)
@@ -83,7 +83,7 @@ def averaged_by_ddp_from_the_second_step_on(rank: int, folder: Path) -> dict[str
 
 
 def one_client_has_no_number(rank: int, folder: Path) -> dict[str, Any]:
-    """Rank 1's gradient is not finite in a private run: rank 0 must not learn of it."""
+    """Rank 1's gradient is not finite in a private run, of which rank 0 must not learn."""
     x = nn.Parameter(torch.zeros(WIDE))
     how: dict[str, Any] = {"privacy": SECURE, "rounds": 3, "ledger": folder / "nan"}
     optimizer = cluster.DPSGD([x], 1.0, SmoothedNorm(0.1), **how)

@@ -1,4 +1,4 @@
-"""Training loops of one's own under torchrun: `python -m tests.distributed.optimizing FOLDER`, two ranks."""
+"""Training loops of users under torchrun: `python -m tests.distributed.optimizer_job FOLDER`, two ranks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from normec.algorithms.error_feedback import ErrorFeedback
 from normec.distributed import ClientOptimizer
 from normec.errors import BudgetSpent, Diverged, UsageError
 
+from ..support.runs import data
 from ..support.waiting import LIMIT
-from .cases import data
 from .optimizers import HOSTED, METHODS, RANKS, RESUMED, ROUNDS, SEED, model
 
 
 def gradients(net: nn.Module, optimizer: ClientOptimizer, first: int) -> None:
-    """Every hosted client's full gradient on its own records."""
+    """Compute the full gradient of every hosted client on its own records."""
     for client in range(first, first + HOSTED):
         optimizer.zero_grad()
         inputs, targets = data(9 + 2 * client, client).tensors
@@ -52,7 +52,7 @@ def flat(net: nn.Module) -> torch.Tensor:
 
 @contextmanager
 def counted() -> Iterator[list[tuple[str, int]]]:
-    """Every collective call of this process, with the bytes it sends."""
+    """Note every collective call of this process, with the bytes that it sends."""
     calls: list[tuple[str, int]] = []
     names = ("all_reduce", "broadcast", "all_gather", "send", "recv", "reduce", "barrier")
     before = {name: getattr(dist, name) for name in names}
@@ -75,6 +75,7 @@ def counted() -> Iterator[list[tuple[str, int]]]:
 
 
 def said(call: Callable[[], Any]) -> str:
+    """The error that a call ends with, in words; "nothing" if it ends well."""
     try:
         call()
     except (UsageError, Diverged, BudgetSpent) as error:
@@ -168,7 +169,7 @@ def _one_step(factor: float | None, operator: SmoothedNorm | None = None) -> Non
 
 
 def _private(folder: Path) -> dict[str, Any]:
-    """Noise of each kind on gradients of zero: what x does is the noise alone."""
+    """Make steps with noise of each kind on gradients of zero, so that x moves by the noise alone."""
     found: dict[str, Any] = {}
     wide = 20_000
     for noise in ("seeded", "secure"):

@@ -1,4 +1,4 @@
-"""Metrics of one's own on test and validation sets: functions of all outputs, or objects that see batch after batch."""
+"""The user's metrics of test and validation sets: functions of all outputs, or objects that see batch after batch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 
 from ..errors import UsageError
+from .batch_form import Tree, joined, leaves_of
 
 
 @runtime_checkable
@@ -51,23 +51,24 @@ def check_column_name(what: str, name: object) -> None:
         raise UsageError(f"a {what} needs a name of letters, digits and _, got {name!r}")
 
 
-class Meters:
-    """The metrics of one set of records, or of several sets together."""
+class SetMetrics:
+    """The values of the metrics on one set of records, or on several sets together."""
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._streaming = {name: copy.deepcopy(m) for name, m in metrics.items() if isinstance(m, StreamingMetric)}
         self._functions = {name: m for name, m in metrics.items() if not isinstance(m, StreamingMetric)}
-        self._seen: list[tuple[Any, Any]] = []
+        self._seen: list[tuple[Tree, Tree]] = []
         for metric in self._streaming.values():
             metric.reset()
 
-    def add(self, outputs: Any, targets: Any) -> None:
+    def add(self, outputs: Tree, targets: Tree) -> None:
         """Add one batch."""
         for metric in self._streaming.values():
-            getattr(metric, "to", lambda device: device)(targets.device)  # a torchmetrics object keeps its sums there
+            if hasattr(metric, "to"):  # a torchmetrics object keeps its sums on a device
+                metric.to(leaves_of(targets)[0].device)
             metric.update(outputs, targets)
         if self._functions:
-            self._seen.append((tree_map(_on_host, outputs), targets.cpu()))
+            self._seen.append((tree_map(_on_host, outputs), tree_map(_on_host, targets)))
 
     def read(self) -> dict[str, float]:
         """Return the values by name; a value that is not a finite number is left out."""
@@ -75,8 +76,7 @@ class Meters:
         for name, metric in self._streaming.items():
             found |= _numbers(name, metric.compute())
         if self._functions and self._seen:
-            outputs = _joined([part for part, _ in self._seen])
-            targets = torch.cat([part for _, part in self._seen])
+            outputs, targets = (joined(parts) for parts in zip(*self._seen, strict=True))
             for name, function in self._functions.items():
                 found |= _numbers(name, function(outputs, targets))
         return {name: value for name, value in found.items() if math.isfinite(value)}
@@ -95,17 +95,6 @@ def _numbers(name: str, value: Any) -> dict[str, float]:
             f"the metric {name!r} must be one number, or a dict of numbers, got {type(value).__name__}"
             f"{f' of shape {tuple(value.shape)}' if isinstance(value, Tensor) else ''}"
         ) from None
-
-
-def _joined(parts: list[Any]) -> Any:
-    """Join batches of outputs, which are tensors or tables of tensors."""
-    form = tree_flatten(parts[0])[1]
-    columns = zip(*(tree_flatten(part)[0] for part in parts), strict=True)
-    return form.unflatten([_cat(column) for column in columns])
-
-
-def _cat(column: tuple[Any, ...]) -> Any:
-    return torch.cat(column) if isinstance(column[0], Tensor) and column[0].ndim else column[0]
 
 
 def _on_host(leaf: Any) -> Any:

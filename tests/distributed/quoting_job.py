@@ -1,4 +1,6 @@
-"""A rank whose error quotes a record, and what the other one hears: `python -m tests.distributed.quoting FOLDER`."""
+"""Rank 1 fails with an error that quotes a record, and rank 0 writes what it hears of it.
+
+`python -m tests.distributed.quoting_job FOLDER`."""
 
 from __future__ import annotations
 
