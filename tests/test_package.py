@@ -18,6 +18,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from .support.waiting import LIMIT
+
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("pyproject.toml", "README.md", "LICENSE", "src", "benchmarks", "publications")
 pytestmark = pytest.mark.slow
@@ -92,7 +94,7 @@ def call(command: list[str | Path], folder: Path, returns: int = 0) -> str:
     left_out = ("PYTHONPATH", "PYTHONHOME", "PYTHONDONTWRITEBYTECODE")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     done = subprocess.run(
-        command, cwd=folder, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1800
+        command, cwd=folder, env={**environment, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == returns, done.stdout[-1000:] + done.stderr[-3000:]
     return done.stdout if returns == 0 else done.stdout + done.stderr

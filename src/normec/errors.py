@@ -1,7 +1,7 @@
 """The exceptions of the library, and argument checks with one-line messages.
 
 Every check takes keyword arguments, so that the message names the argument as the user wrote it:
-``positive(beta=-1)`` raises ``UsageError("beta must be > 0, got -1")``. NaN fails every check.
+``positive(beta=-1)`` raises ``UsageError("beta must be > 0 and finite, got -1")``. NaN fails every check.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import importlib
 import math
 from collections.abc import Callable, Iterable
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class UsageError(ValueError):
@@ -89,7 +92,7 @@ class Interrupted(Exception):  # noqa: N818  (a request of the user)
 
 
 def _is_so(value: Any, holds: Callable[[Any], bool]) -> bool:
-    """Whether a condition holds; it does not for what is no number, such as the text "8"."""
+    """Whether a condition holds; it never does for a value that is not a number, such as the text "8"."""
     try:
         return bool(holds(value))
     except TypeError:
@@ -125,6 +128,20 @@ def open_unit(**values: float) -> None:
             raise UsageError(f"{name} must lie in (0, 1), got {_shown(value)}")
 
 
+def below_one(**values: float) -> None:
+    """Check that values lie in [0, 1), like a momentum or a rate of forgetting."""
+    for name, value in values.items():
+        if not _is_so(value, lambda one: 0 <= one < 1):
+            raise UsageError(f"{name} must lie in [0, 1), got {_shown(value)}")
+
+
+def first_mistake(error: ValidationError) -> str:
+    """Return the first mistake that pydantic found, in one line: the entry, the rule and the value."""
+    first = error.errors()[0]
+    where, rule = ".".join(map(str, first["loc"])), first["msg"]
+    return f"{where}: {rule[:1].lower()}{rule[1:]}, got {first['input']!r}"
+
+
 def fraction(**values: float) -> None:
     """Check that values lie in (0, 1], like a rate."""
     for name, value in values.items():
@@ -155,10 +172,14 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def needed(module: str, extra: str | None = None) -> Any:
-    """Import a package that some runs need; without an `extra` it belongs to the library's own requirements.
+    """Import a package that some runs need.
+
+    Args:
+        module: The module to import.
+        extra: The extra of normec that installs it; None for a package that is installed under its own name.
 
     Raises:
-        UsageError: It is not installed; the message says what installs it.
+        UsageError: The package is not installed; the message has the command that installs it.
     """
     try:
         return importlib.import_module(module)

@@ -15,10 +15,13 @@ from normec import EF21, EF21SGDM, Clip21, Clip21SGD2M, FixedSize, Method, Momen
 from normec.algorithms.registry import build, name_of, works_by_rows
 from normec.errors import UsageError
 from normec.privacy.mechanism import facts_of
+from normec.problems.functions import FunctionProblem
 
-from ..support.reference import Logistic, Vector, clip, largest, norm, unit
+from ..support.problems import shifted
+from ..support.reference import Vector, clip, largest, norm, unit
+from ..support.runs import InterruptAt
 
-N, D, RECORDS, ROUNDS = 5, 7, 6, 200
+N, D, ROUNDS = 5, 7, 200
 LR, P = 0.01, 0.8
 CASES: dict[str, tuple[Method, dict[str, Any]]] = {
     "normec": (MomentumNormEC(0.1, 0.3, P), {"psi": lambda v: v / (0.1 + norm(v)), "beta": 0.3, "sn": True}),
@@ -32,27 +35,15 @@ CASES: dict[str, tuple[Method, dict[str, Any]]] = {
 }
 
 
-def data() -> Logistic:
-    draw = np.random.default_rng(4)
-    a = [draw.normal(size=(RECORDS, D)) + i for i in range(N)]
-    return Logistic(a, [np.sign(draw.normal(size=RECORDS)) for _ in range(N)], 0.01)
-
-
-def problem() -> Any:
-    f = data()
-
-    def loss(i: int) -> Any:
-        a, y = torch.from_numpy(f.a[i]), torch.from_numpy(f.y[i])
-        return lambda x: torch.nn.functional.softplus(-y * (a @ x)).mean() + f.lam * (x**2 / (1 + x**2)).sum()
-
-    return normec.Problem.from_functions([loss(i) for i in range(N)], torch.zeros(D, dtype=torch.float64))
+def problem() -> FunctionProblem:
+    return shifted()[1]
 
 
 def by_hand(
     psi: Any, drawn: FixedSize | None, beta: float = 1.0, sn: bool = False, decay: float = 0.0, start: str = "zero"
 ) -> tuple[Vector, Vector, Vector]:
     """x, the averages v_i and the memories g_i after all rounds."""
-    f, x = data(), np.zeros(D)
+    f, x = shifted()[0], np.zeros(D)
     v, g = np.zeros((N, D)), np.zeros((N, D))
     if start == "gradient":
         v = np.array([f.grad(i, x) for i in range(N)])
@@ -116,15 +107,10 @@ def test_without_momentum_it_is_the_plain_method(method: Method, plain: Method) 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
-    class Stop(normec.Callback):
-        def round(self, round: int) -> None:
-            if round == 7:
-                raise KeyboardInterrupt
-
     options: dict[str, Any] = {"lr": LR, "rounds": 15, "seed": 1, "participation": FixedSize(2)}
     options |= {"storage": normec.Storage(checkpoint_seconds=0.0), "out": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
-        train(problem(), CASES[name][0], callbacks=[Stop()], **options)
+        train(problem(), CASES[name][0], callbacks=[InterruptAt(7)], **options)
     run = train(problem(), CASES[name][0], **options)
     whole = train(problem(), CASES[name][0], **{**options, "out": None})
     assert torch.equal(run.x, whole.x)
@@ -153,7 +139,7 @@ def test_its_account_is_that_of_its_bound(name: str) -> None:
 
 
 def records() -> Any:
-    f = data()
+    f, _ = shifted()
     clients = [TensorDataset(torch.from_numpy(f.a[i]), (torch.from_numpy(f.y[i]) > 0).double()) for i in range(N)]
     model = torch.nn.Sequential(torch.nn.Linear(D, 1, dtype=torch.float64), torch.nn.Flatten(0))
     return normec.Problem(model, torch.nn.BCEWithLogitsLoss(), clients)

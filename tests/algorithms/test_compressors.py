@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -10,16 +11,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from normec import Identity, RandK, TopK, UsageError
+from normec import EF21, Identity, RandK, TopK, UsageError
 from normec.sampling.random_streams import Key, Stream
 
+from ..support.draws import normal
+
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @settings(max_examples=200, deadline=None)
@@ -69,8 +67,8 @@ def test_rand_k_contracts_in_expectation_and_keeps_all_coordinates_alike() -> No
     expected = 1 - k / d
     assert abs(float(lost.mean()) - expected) < 5 * float(lost.std()) / math.sqrt(draws)
     assert RandK(k).contraction(1.0, d) ** 2 == pytest.approx(expected)
-    pairs = {tuple(row.nonzero()[:, 0].tolist()) for row in chosen}
-    assert pairs == set(itertools.combinations(range(d), k))  # every subset occurs
+    subsets = {tuple(row.nonzero()[:, 0].tolist()) for row in chosen}
+    assert subsets == set(itertools.combinations(range(d), k))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -106,6 +104,10 @@ def test_identity_is_exact_and_unbounded() -> None:
     assert torch.equal(Identity()(v), v)
     assert Identity().bound == math.inf
     assert Identity().contraction(3.0, 5) == 0
+
+
+def test_a_number_of_numpy_is_kept_as_a_plain_one() -> None:
+    assert json.dumps(EF21(TopK(np.int64(3))).spec()) == '{"compressor": {"operator": "TopK", "k": 3}}'  # type: ignore[arg-type]
 
 
 def test_payloads_are_the_bytes_of_a_message() -> None:

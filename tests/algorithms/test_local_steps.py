@@ -12,27 +12,11 @@ import normec
 from normec import DPSGD, GD, Clip, FixedSize, LocalSteps, Method, NormEC, Privacy, SmoothedNorm, train
 from normec.errors import UsageError
 
+from ..support.problems import shifted
 from ..support.reference import Logistic, Vector, clip, norm, unit
 
-N, D, RECORDS, ROUNDS = 5, 7, 6, 200
+N, D, ROUNDS = 5, 7, 200
 K, LOCAL_LR = 4, 0.05
-
-
-def data(alike: bool = False) -> Logistic:
-    draw = np.random.default_rng(4)
-    a = [draw.normal(size=(RECORDS, D)) + i for i in range(N)]
-    y = [np.sign(draw.normal(size=RECORDS)) for _ in range(N)]
-    return Logistic([a[0]] * N if alike else a, [y[0]] * N if alike else y, 0.01)
-
-
-def problem(alike: bool = False) -> Any:
-    f = data(alike)
-
-    def loss(i: int) -> Any:
-        a, y = torch.from_numpy(f.a[i]), torch.from_numpy(f.y[i])
-        return lambda x: torch.nn.functional.softplus(-y * (a @ x)).mean() + f.lam * (x**2 / (1 + x**2)).sum()
-
-    return normec.Problem.from_functions([loss(i) for i in range(N)], torch.zeros(D, dtype=torch.float64))
 
 
 def difference(f: Logistic, i: int, x: Vector, prox: float = 0.0) -> Vector:
@@ -49,7 +33,7 @@ def drawn_in(rule: FixedSize | None, k: int) -> list[int]:
 
 def averaging(tau: float, prox: float, drawn: FixedSize | None) -> Vector:
     """DP-FedAvg and FedProx without noise: x ← x − (1/n) Σ clip_τ(x − y_i^K)."""
-    f, x = data(), np.zeros(D)
+    f, x = shifted()[0], np.zeros(D)
     for k in range(ROUNDS):
         x = x - sum((clip(difference(f, i, x, prox), tau) for i in drawn_in(drawn, k)), np.zeros(D)) / N
     return x
@@ -57,7 +41,7 @@ def averaging(tau: float, prox: float, drawn: FixedSize | None) -> Vector:
 
 def fed_normec(alpha: float, beta: float, gamma: float, drawn: FixedSize | None) -> tuple[Vector, Vector]:
     """Fed-α-NormEC (arXiv 2512.21521): Δ_i = (x − y^K)/η, η = K · lr; x and the memories after all rounds."""
-    f, x, g, estimate = data(), np.zeros(D), np.zeros((N, D)), np.zeros(D)
+    f, x, g, estimate = shifted()[0], np.zeros(D), np.zeros((N, D)), np.zeros(D)
     for k in range(ROUNDS):
         total = np.zeros(D)
         for i in drawn_in(drawn, k):
@@ -73,7 +57,7 @@ def fed_normec(alpha: float, beta: float, gamma: float, drawn: FixedSize | None)
 def trained(method: Method, local: LocalSteps | None, alike: bool = False, **how: Any) -> normec.Run:
     rare = normec.Logging(every=ROUNDS, evaluate_every=ROUNDS)
     return train(
-        problem(alike), method, local=local, **{"rounds": ROUNDS, "seed": 1, "lr": 1.0, "logging": rare, **how}
+        shifted(alike)[1], method, local=local, **{"rounds": ROUNDS, "seed": 1, "lr": 1.0, "logging": rare, **how}
     )
 
 
@@ -138,7 +122,7 @@ def test_clients_that_are_alike_make_the_steps_of_one_client() -> None:
     ids=["sgd", "momentum", "adam"],
 )
 def test_local_optimizers_are_those_of_torch_and_fresh_in_every_round(local: dict[str, Any], make: Any) -> None:
-    f, x = problem(), torch.zeros(D, dtype=torch.float64)
+    f, x = shifted()[1], torch.zeros(D, dtype=torch.float64)
     for _ in range(5):
         total = torch.zeros(D, dtype=torch.float64)
         for function in f.functions:
@@ -155,7 +139,7 @@ def test_local_optimizers_are_those_of_torch_and_fresh_in_every_round(local: dic
 
 
 def test_the_history_measures_losses_and_gradients_at_x() -> None:
-    f = data()
+    f, _ = shifted()
     run = trained(NormEC(0.1, 0.3), LocalSteps(steps=K, lr=LOCAL_LR), rounds=3, logging=normec.Logging(every=1))
     x = np.zeros(D)
     gradients = np.array([f.grad(i, x) for i in range(N)])

@@ -1,4 +1,4 @@
-"""The scheme: steps are pure, work on any shape, and every constructor is the point of it that the paper names."""
+"""The built-in methods: steps are pure and work on any shape, and every constructor makes the paper's choices."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from normec import DPSGD, EF21, GD, Clip, Clip21, ErrorFeedback, Identity, Method, NormEC, RandK, SmoothedNorm, TopK
 from normec.algorithms import registry
 from normec.algorithms.error_feedback import ErrorFeedbackScheme
 from normec.errors import UsageError
 from normec.sampling.random_streams import Key, Stream
+
+from ..support.draws import normal
 
 METHODS = {
     "normec": NormEC(0.1, 0.3),
@@ -33,10 +34,6 @@ METHODS = {
     "dpsgd-momentum": DPSGD(Clip(0.5), beta=0.5, momentum=0.7),
     "gd": GD(),
 }
-
-
-def normal(seed: int, *shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
@@ -128,8 +125,8 @@ def test_a_method_cannot_be_changed() -> None:
         method.beta = 5.0  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("wrong", [-0.1, 1.0, math.nan])
-def test_settings_out_of_range_are_refused(wrong: float) -> None:
+@pytest.mark.parametrize("wrong", [-0.1, 1.0, math.nan, "0.5"])
+def test_settings_out_of_range_are_refused(wrong: Any) -> None:
     for make in (
         lambda: NormEC(0.1, 0.1, decay=wrong),
         lambda: Clip21(0.1, decay=wrong),
@@ -157,6 +154,6 @@ def test_a_method_is_made_again_from_its_name_and_its_spec(method: Method) -> No
     assert registry.build(registry.name_of(method), spec) == method
 
 
-def test_no_two_methods_are_known_alike() -> None:
+def test_no_two_methods_have_the_same_identity() -> None:
     known = [registry.identity_of(method) for method in METHODS.values()]
     assert len(set(known)) == len(known)

@@ -1,4 +1,4 @@
-"""Methods of one's own: what a class defines is what every engine runs, or the run is refused."""
+"""Methods of the user's own: what a class defines is what every engine runs, or the run is refused."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from normec.privacy.mechanism import facts_of
 
 from ..support import own_methods, own_methods_by_hand
 from ..support.own_methods import ALL, Clip21SGDM, Counting, Rotated, Still, Stubborn
+from ..support.runs import InterruptAt
 
 N, D, ROUNDS = 4, 6, 12
 SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
@@ -84,15 +85,10 @@ def test_what_a_class_defines_is_what_runs(
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ALL)
 def test_states_are_checkpointed(name: str, tmp_path: Path) -> None:
-    class Stop(normec.Callback):
-        def round(self, round: int) -> None:
-            if round == 5:
-                raise KeyboardInterrupt
-
     options: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "seed": 1, "participation": FixedSize(2)}
     options |= {"storage": Storage(checkpoint_seconds=0.0), "out": tmp_path / "run"}
     with pytest.raises(KeyboardInterrupt):
-        train(bowls(), ALL[name], callbacks=[Stop()], **options)
+        train(bowls(), ALL[name], callbacks=[InterruptAt(5)], **options)
     run = train(bowls(), ALL[name], **options)
     whole = train(bowls(), ALL[name], **{**options, "out": tmp_path / "whole"})
     assert torch.equal(run.x, whole.x)
@@ -127,7 +123,7 @@ def test_the_optimizer_runs_it_and_saves_its_states(name: str) -> None:
     np.testing.assert_allclose(model.weight.detach().numpy()[0], x, rtol=0, atol=1e-10)
 
 
-def test_a_private_run_of_one_s_own_has_the_epsilon_of_its_bound() -> None:
+def test_a_private_run_of_a_users_method_has_the_epsilon_of_its_bound() -> None:
     run = train(bowls(), Clip21SGDM(), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0, trust="local"))
     plain = train(bowls(), ErrorFeedback(Clip(0.5)), lr=0.1, rounds=5, privacy=Privacy(sigma=3.0, trust="local"))
     assert run.privacy is not None
@@ -368,7 +364,7 @@ def test_a_long_message_in_the_opposite_direction_stops_a_private_run() -> None:
         train(bowls(), DPSGD(Backwards()), lr=0.1, rounds=1, privacy=Privacy(sigma=1.0, trust="local"))
 
 
-def test_a_server_that_was_told_of_gradients_has_no_epsilon() -> None:
+def test_a_server_step_that_uses_gradients_has_no_epsilon() -> None:
     with pytest.raises(UsageError, match="the server's step of normec changes with gradients"):
         train(bowls(), Telling(0.1, 0.3), lr=0.1, rounds=3, privacy=Privacy(**SUM))
 
@@ -378,7 +374,7 @@ class WholeStep(NormEC):
         return 5 * update, state
 
 
-def test_a_client_step_of_one_s_own_is_refused_because_nobody_calls_it(tmp_path: Path) -> None:
+def test_an_overridden_client_step_is_refused_because_no_engine_calls_it(tmp_path: Path) -> None:
     for call in (
         lambda: train(bowls(), WholeStep(0.1, 0.3), lr=0.1, rounds=3, out=tmp_path / "run"),
         lambda: ClientOptimizer(nn.Linear(2, 2).parameters(), WholeStep(0.1, 0.3), 0.1),
@@ -500,7 +496,7 @@ def test_a_subclass_shares_no_noise_with_its_base() -> None:
     assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / 3000**0.5
 
 
-def test_the_code_of_one_s_own_is_part_of_what_a_run_is_known_by() -> None:
+def test_the_code_of_a_users_method_is_part_of_its_identity() -> None:
     assert "with code" in identity_of(Clip21SGDM())
     assert identity_of(Clip21SGDM()) != identity_of(Clip21SGDM(tau=0.6))
     assert "with code" not in identity_of(NormEC(0.1, 0.3))
@@ -691,7 +687,7 @@ class Expanding(NormEC):
 
 
 class Stepping(NormEC):
-    """A step of the memory that is another one each time it is asked for."""
+    """The step of the memory is computed by code, which may give another one each time."""
 
     @property
     def beta(self) -> float:  # type: ignore[override]
@@ -708,7 +704,7 @@ def test_the_rule_for_records_is_for_the_memories_that_it_was_proved_for(method:
     assert not facts.made_of_messages
 
 
-def test_a_constant_of_one_s_own_stands_beside_its_epsilon() -> None:
+def test_a_constant_that_the_user_states_is_noted_beside_the_epsilon() -> None:
     privacy = Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="local")
     said = [
         train(classes(), method, lr=0.1, rounds=1, privacy=privacy).privacy for method in (Claims(), DPSGD(Clip(1.0)))

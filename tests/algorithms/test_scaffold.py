@@ -15,6 +15,7 @@ from normec.errors import UsageError
 from normec.privacy.mechanism import facts_of
 
 from ..support.reference import Logistic, Vector, clip
+from ..support.runs import InterruptAt
 
 N, D, RECORDS, ROUNDS, K = 5, 4, 6, 200, 4
 LOCAL = LocalSteps(steps=K, lr=0.1)
@@ -99,15 +100,10 @@ def test_it_reaches_the_optimum_where_averaging_stays_away() -> None:
 
 
 def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    class Stop(normec.Callback):
-        def round(self, round: int) -> None:
-            if round == 7:
-                raise KeyboardInterrupt
-
     options: dict[str, Any] = {"lr": 0.2, "rounds": 15, "seed": 1, "local": LOCAL, "participation": FixedSize(2)}
     options |= {"storage": normec.Storage(checkpoint_seconds=0.0), "privacy": Privacy(epsilon=5, trust="secure-sum")}
     with pytest.raises(KeyboardInterrupt):
-        train(problem(), Scaffold(0.5), callbacks=[Stop()], out=tmp_path / "run", **options)
+        train(problem(), Scaffold(0.5), callbacks=[InterruptAt(7)], out=tmp_path / "run", **options)
     run, whole = (train(problem(), Scaffold(0.5), out=out, **options) for out in (tmp_path / "run", tmp_path / "whole"))
     assert torch.equal(run.x, whole.x)
     assert torch.equal(run.state.clients["control"], whole.state.clients["control"])

@@ -111,8 +111,3 @@ def end_with_us() -> None:
     """Ask the kernel for SIGKILL at the parent's death (prctl 1 is PR_SET_PDEATHSIG; Linux only)."""
     if sys.platform == "linux":
         LIBC.prctl(1, signal.SIGKILL, 0, 0, 0)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """Every file below a folder, byte for byte."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -11,7 +11,7 @@ import pytest
 
 from normec.cli.app import run as command
 
-from .test_kill import results
+from ..support.runs import results
 
 WORDS = ["--rounds", "3", "--clients", "5", "--quiet", "--set", "checkpoint_seconds=0.0"]
 

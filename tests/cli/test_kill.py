@@ -9,25 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from ..support.runs import results
 from ..support.waiting import LIMIT
-from .command import ENVIRONMENT, contents, normec, popen
+from .command import ENVIRONMENT, normec, popen
 
 RUN = ["train", "--rounds", "150", "--batch-size", "12", "--seed", "0", "--set", "checkpoint_seconds=0.0", "--quiet"]
-
-
-def results(folder: Path) -> dict[str, Any]:
-    """Every file of a run, less the wall-clock times: those in summary.json and latest.json, whose checksum covers
-    them, and the page, which shows them.
-    """
-    found: dict[str, Any] = {name: data for name, data in contents(folder).items() if name != "report.html"}
-    for name in ("summary.json", "checkpoint/latest.json"):
-        held = json.loads(found[name])
-        found[name] = {key: value for key, value in held.items() if key not in ("timings", "checksum")}
-    return found
 
 
 # Runs the command; says on standard output that it has flushed so many files to the disk, goes on for twenty more, and

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
 
 from normec import __version__
-from normec.cli.app import run
+from normec.cli.app import app, run
+
+from ..support.runs import snapshot
 
 MISTAKES = [
     (["train", "--alpha", "-1"], "alpha must be >= 0"),
@@ -20,18 +23,24 @@ MISTAKES = [
     (["train", "--rounds", "0"], "rounds must be a whole number >= 1"),
     (["train", "--rounds", "5", "--epochs", "2"], "give rounds or epochs"),
     (["train", "--batch-size", "0"], "batch_size must be a whole number >= 1"),
-    (["train", "--seed", "-1"], "seed must be"),
+    (["train", "--seed", "-1"], "seed must be a whole number >= 0, got -1"),
     (["train", "--data", "digit"], "did you mean 'digits'"),
     (["train", "--model", "softmx"], "did you mean 'softmax'"),
     (["train", "--model", "resnet20"], "needs images"),
     (["train", "--model", "logistic"], "is for 2 classes"),
     (["train", "--method", "normc"], "did you mean 'normec'"),
     (["train", "--method", "heavyball"], "scaffold, FILE.py:CLASS"),
-    (["train", "--split", "lable"], "split"),
+    (["train", "--split", "lable"], "split: input should be 'iid', 'dirichlet',"),
     (["train", "--set", "betta=1"], "did you mean 'beta'"),
     (["train", "--set", "beta"], "expected key=value"),
-    (["train", "--set", "clients=many"], "clients"),
+    (["train", "--set", "clients=many"], "clients: input should be a valid integer, got 'many'"),
     (["train", "--tau", "1"], "tau does not apply to normec"),
+    (["train", "--set", "method_settings=tau=1"], "method_settings does not apply to normec"),
+    (
+        ["compare", "normec", "--set", "method_settings=tau=1"],
+        "method_settings applies to none of the methods compared",
+    ),
+    (["train", "--split", "column"], "add --set column=NUMBER"),
     (["train", "--set", "decay=1.0"], "decay must lie in [0, 1)"),
     (["train", "--set", "momentum=0.9"], "momentum does not apply to normec"),
     (["train", "--method", "dpsgd-norm", "--set", "momentum=1.0"], "momentum must lie in [0, 1)"),
@@ -42,7 +51,7 @@ MISTAKES = [
     (["train", "--epsilon", "nan"], "epsilon must be > 0"),
     (["train", "--delta", "1"], "delta must lie in (0, 1)"),
     (["train", "--delta", "nan"], "delta must lie in (0, 1)"),
-    (["train", "--trust", "nobody"], "trust"),
+    (["train", "--trust", "nobody"], "trust: input should be 'local',"),
     (["train", "--no-privacy", "--epsilon", "3"], "epsilon is for private runs"),
     (["train", "--set", "initial_memory=gradient"], "a release of its own"),
     (["train", "--set", "memory=noisy"], "re-sends each client's noise"),
@@ -53,7 +62,17 @@ MISTAKES = [
     (["train", "--no-privacy", "--trust", "local"], "trust is for private runs"),
     (["train", "--rounds", "3", "--set", "warmup=3"], "warmup must be below the 3 rounds"),
     (["privacy", "epsilon", "--sigma", "-1", "--releases", "3"], "sigma must be > 0"),
-    (["privacy", "epsilon", "--sigma", "1", "--releases", "0"], "rounds must be a whole number >= 1"),
+    (["privacy", "epsilon", "--sigma", "1", "--releases", "0"], "releases must be a whole number >= 1"),
+    (
+        ["privacy", "noise", "--epsilon", "1", "--releases", "3", "--clients", "0"],
+        "clients must be a whole number >= 1",
+    ),
+    (["privacy", "noise", "--epsilon", "1", "--releases", "3", "--groups", "0"], "groups must be a whole number >= 1"),
+    (
+        ["privacy", "noise", "--epsilon", "1", "--releases", "3", "--bound", "inf"],
+        "bound must be > 0 and finite, got inf",
+    ),
+    (["privacy", "table", "--sampling-rate", "2"], "sampling_rate must lie in (0, 1], got 2.0"),
     (["privacy", "noise", "--epsilon", "nan", "--releases", "3"], "epsilon must be > 0"),
     (["privacy", "noise", "--epsilon", "1", "--releases", "3", "--delta", "2"], "delta must lie in (0, 1)"),
     (["privacy", "epsilon", "--sigma", "1", "--releases", "3", "--sampling-rate", "0.1"], "the server sees who sends"),
@@ -84,7 +103,7 @@ MISTAKES = [
     (["compare", "normec", "clip21:beta=1"], "beta does not apply to clip21"),
     (["compare", "gd", "gd", "--no-privacy"], "occurs twice"),
     (["compare", "normec", "gd"], "gd:private=false"),
-    (["train", "--lr", "fast"], "lr"),
+    (["train", "--lr", "fast"], "lr: input should be a valid number, got 'fast'"),
     (["train", "--lr", "theory"], "without noise, which privacy does not cover"),
     (["theory", "plan", "--rounds", "0", "--no-privacy"], "rounds must be a whole number >= 1"),
     (["compare", "--lr", "1,x"], "numbers separated by commas"),
@@ -111,7 +130,11 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("beta = ", "cannot be read as TOML"), ("[method]\nbeta = 1\n", "method"), ("lr = 'fast'", "lr")],
+    [
+        ("beta = ", "cannot be read as TOML"),
+        ("[method]\nbeta = 1\n", "method: input should be a valid string"),
+        ("lr = 'fast'", "lr: input should be a valid number"),
+    ],
 )
 def test_a_bad_file_of_settings(
     text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -189,11 +212,11 @@ def test_another_configuration_in_the_same_folder(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["train", "--rounds", "3", "--out", "run", "--quiet"]) == 0
-    before = {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()}
+    before = snapshot(Path("run"))
     capsys.readouterr()
     assert run(["train", "--rounds", "3", "--beta", "0.2", "--out", "run"]) == 2
     assert "beta is 0.011 there, 0.2 here" in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in Path("run").rglob("*") if path.is_file()} == before
+    assert snapshot(Path("run")) == before
 
 
 def test_a_section_in_a_file_of_settings_is_a_mistake(
@@ -219,13 +242,14 @@ def test_help_has_a_short_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--epsilon" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [("train", "A TOML file of settings."), ("sweep", "A TOML file: shared settings"), ("tag", "Folders of runs.")],
-)
-def test_help_describes_the_arguments_once(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([words, "--help"]) == 0
-    assert capsys.readouterr().out.count(says) == 1
+@pytest.mark.parametrize("name", ["train", "sweep", "tag"])
+def test_help_describes_each_argument_once(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    (argument,) = (one for one in group.commands[name].params if isinstance(one, typer.core.TyperArgument))
+    assert run([name, "--help"]) == 0
+    assert argument.help
+    assert " ".join(capsys.readouterr().out.split()).count(argument.help) == 1
 
 
 def test_a_name_that_a_file_does_not_have(
@@ -264,3 +288,9 @@ def test_a_model_that_does_not_fit_its_data_is_one_line(
         assert said.startswith(f"error: nets.py:{name} fails on the first records: {error}")
         assert said.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir() if path.suffix] == ["nets.py"]
+
+
+def test_a_table_without_its_app_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("flwr")
+    assert run(["federation", "local", "--table", "patients.csv"]) == 2
+    assert "name its folder with --app" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Methods of one's own on the command line: from a file, and from an installed package."""
+"""Methods of the user's own on the command line: from a file, and from an installed package."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from normec.report.run_view import read_run
 
+from ..support.waiting import LIMIT
 from .command import COMMAND, ENVIRONMENT, normec
 
 METHOD = Path(__file__).parents[1] / "federation" / "methods" / "my_method.py"
@@ -56,7 +57,7 @@ def test_an_installed_package_s_method_is_known_by_its_name(installed: Path) -> 
     environment = {**ENVIRONMENT, "PYTHONPATH": os.environ["PYTHONPATH"]}
     words = ["train", "--method", "clip21-sgdm", "--set", "eta=0.4", "--lr", "0.5", *SMALL, "--out", "run"]
     done = subprocess.run(
-        [*COMMAND, *words], cwd=installed, env=environment, capture_output=True, text=True, timeout=600
+        [*COMMAND, *words], cwd=installed, env=environment, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stderr
     assert summary(installed / "run")["status"] == "finished"

@@ -84,7 +84,7 @@ def test_a_model_with_one_output_chooses_by_its_sign(capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out) == {"disease": found}
 
 
-def test_a_model_of_ones_own_is_run_only_if_the_command_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_the_users_own_is_run_only_if_the_command_names_it(capsys: pytest.CaptureFixture[str]) -> None:
     train("--model", "net.py:net")
     capsys.readouterr()
     assert run(["predict", "run", "new.csv"]) == 2

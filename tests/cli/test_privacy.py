@@ -137,7 +137,9 @@ def test_audit_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not refuted" in said
 
 
-def test_a_method_of_ones_own_is_audited_with_its_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_method_of_the_users_own_is_audited_with_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import dataclass\nimport normec\n\n\n@dataclass(frozen=True)\nclass Mine(normec.Method):\n"
         "    tau: float = 1.0\n    bound = 1.0\n\n    def message(self, update, state, key=None):\n"

@@ -53,7 +53,7 @@ def test_a_comparison_of_optimizers(tmp_path: Path) -> None:
         (["lr_schedule_settings=end=1"], "goes with lr_schedule, which is not given"),
         (["averaging_decay=0.5"], "goes with averaging, which is not given"),
         (["averaging=polyak", "averaging_decay=0.5"], "for averaging='ema'"),
-        (["averaging=polyak", "averaging_start=7"], "must start in one of the 6 rounds"),
+        (["averaging=polyak", "averaging_start=7"], "averaging_start must be at most the number of rounds, 6"),
     ],
 )
 def test_mistakes_are_said_in_one_line(

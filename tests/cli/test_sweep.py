@@ -17,8 +17,9 @@ from normec.cli.sweep_progress import SweepProgress, duration
 from normec.experiments import grid, runs
 from normec.experiments.sweep import Event, Outcome, run_cells
 
+from ..support.runs import snapshot
 from ..support.waiting import LIMIT, alive, wait_for
-from .command import contents, start
+from .command import start
 
 ENDLESS = 10**8  # rounds
 GRID = """
@@ -42,7 +43,7 @@ def write(folder: Path, rounds: int, checkpoints: float = 30.0) -> None:
 
 def numbers(cell: Path) -> dict[str, bytes]:
     """What must not depend on how often a sweep was killed: iterates, memory and history of a cell."""
-    return {name: data for name, data in contents(cell).items() if name.endswith((".safetensors", ".jsonl", ".toml"))}
+    return {name: data for name, data in snapshot(cell).items() if name.endswith((".safetensors", ".jsonl", ".toml"))}
 
 
 def finished(cells: Path) -> dict[str, int]:
@@ -174,7 +175,7 @@ def test_a_setting_changed_on_the_command_line(tmp_path: Path, monkeypatch: pyte
     assert {json.loads(path.read_text())["rounds"] for path in Path("runs").rglob("summary.json")} == {2}
 
 
-def test_a_diverging_cell_is_told_and_a_failing_one_is_exit_code_1(
+def test_a_diverging_cell_is_reported_and_a_failing_one_is_exit_code_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -94,8 +94,8 @@ def test_a_private_run_prints_no_loss_unless_asked(tmp_path: Path) -> None:
     assert quiet.returncode == 0, quiet.stderr
     for word in ("loss", "gradient norm", "memory error", "∇f"):
         assert word not in quiet.stdout + quiet.stderr.replace("test_loss", "")
-    told = normec(*asked, "--out", "told", "--diagnostics", cwd=tmp_path)
-    lines = [line for line in told.stdout.splitlines() if "loss" in line or "gradient norm" in line]
+    diagnosed = normec(*asked, "--out", "diagnosed", "--diagnostics", cwd=tmp_path)
+    lines = [line for line in diagnosed.stdout.splitlines() if "loss" in line or "gradient norm" in line]
     assert lines
     assert all(NOT_COVERED in line for line in lines)
     refused = normec("compare", "normec", "--lr", "0.05,0.5", "--rounds", "4", cwd=tmp_path)

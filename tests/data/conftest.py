@@ -1,4 +1,4 @@
-"""What the tests of fetching share: a web site on this machine and a cache of the test's own."""
+"""Fixtures for tests of fetching: a web server on this machine, and a cache folder for each test."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def test_under_vmap_and_with_leading_dimensions_nothing_changes() -> None:
         assert torch.equal(torch.vmap(augment)(images, u[..., :draws]), one_by_one)
 
 
-def test_flip_mirrors_where_told() -> None:
+def test_flip_mirrors_images_whose_draw_is_below_one_half() -> None:
     images = torch.arange(12).view(2, 1, 2, 3)
     out = Flip()(images, torch.tensor([[0.49], [0.5]]))
     assert out[0, 0].tolist() == [[2, 1, 0], [5, 4, 3]]
@@ -127,7 +127,7 @@ def test_on_a_gpu_and_in_a_cuda_graph_nothing_changes() -> None:
     ("make", "says"),
     [
         (lambda: CropFlip(-1), "padding must be a whole number >= 0, got -1"),
-        (lambda: CropFlip()(torch.zeros(2, 3, 8, 8), torch.zeros(2, 1)), r"CropFlip needs .* u \[\.\.\., 3\]"),
+        (lambda: CropFlip()(torch.zeros(2, 3, 8, 8), torch.zeros(2, 1)), r"CropFlip needs .* uniforms \[\.\.\., 3\]"),
         (lambda: Flip()(torch.zeros(8, 8), torch.zeros(1)), "Flip needs"),
         (lambda: Normalize((0.5,), (0.0,)), "std must be > 0"),
         (lambda: Normalize((0.5,), (0.5, 0.5)), "got 1 and 2"),

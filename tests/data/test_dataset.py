@@ -182,7 +182,7 @@ for name in ("digits", "libsvm:{tmp_path / "mine"}"):
         ({"groups": torch.zeros(3)}, "one value per record, 2"),
     ],
 )
-def test_a_data_set_of_ones_own_is_checked(change: dict[str, torch.Tensor], says: str) -> None:
+def test_a_data_set_of_the_users_own_is_checked(change: dict[str, torch.Tensor], says: str) -> None:
     parts = {"inputs": torch.zeros(2, 4), "targets": torch.tensor([0, 2]), "groups": None, **change}
     with pytest.raises(UsageError, match=says):
         Dataset("own", TensorDataset(parts["inputs"], parts["targets"]), None, 3, (4,), groups=parts["groups"])

@@ -87,7 +87,7 @@ def test_gzipped_idx_files_are_unpacked(site: tuple[Path, str], cache: Path) -> 
     nothing_complete(entry, cache)
 
 
-def test_each_failure_is_told_with_its_reason_and_the_way_by_hand(
+def test_each_failure_is_reported_with_its_reason_and_the_way_by_hand(
     site: tuple[Path, str], cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, base = site

@@ -1,4 +1,4 @@
-"""Where files are looked for, and what a user without them is told."""
+"""Where files are looked for, and the message for a user who does not have them."""
 
 from __future__ import annotations
 

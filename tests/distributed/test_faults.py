@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ..cli.command import COMMAND, contents, normec
+from ..cli.command import COMMAND, normec
+from ..support.runs import snapshot
 from .kills import kill_again_and_again
 from .processes import Job, listening, wait_for_end
 from .torchrun import ENVIRONMENT, command
@@ -28,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 def results(folder: Path) -> dict[str, bytes]:
     """What must not depend on how often a rank was killed."""
-    return {name: data for name, data in contents(folder).items() if name.endswith((".safetensors", ".jsonl"))}
+    return {name: data for name, data in snapshot(folder).items() if name.endswith((".safetensors", ".jsonl"))}
 
 
 @pytest.fixture(scope="module")

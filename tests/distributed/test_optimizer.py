@@ -130,6 +130,19 @@ def test_correlated_noise_is_refused() -> None:
         cluster.NormEC([nn.Parameter(torch.zeros(2))], 0.1, 0.1, 0.1, privacy=privacy, rounds=2)
 
 
+def test_names_and_numbers_in_place_of_objects_are_refused() -> None:
+    x = nn.Parameter(torch.zeros(2))
+    with pytest.raises(UsageError, match=r"method must be a normec\.Method, such as normec\.NormEC\(\), got 'normec'"):
+        cluster.ClientOptimizer([x], "normec", lr=0.1)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"privacy must be a normec\.Privacy, .*, got 8"):
+        cluster.ClientOptimizer([x], normec.NormEC(), lr=0.1, privacy=8, rounds=3)  # type: ignore[arg-type]
+
+
+def test_a_method_that_corrects_local_steps_is_refused() -> None:
+    with pytest.raises(UsageError, match="scaffold corrects every local step of a client"):
+        cluster.ClientOptimizer([nn.Parameter(torch.zeros(2))], normec.Scaffold(tau=1.0), lr=0.1)
+
+
 def test_alone_it_is_an_ordinary_optimizer() -> None:
     net = nn.Linear(3, 1)
     optimizer = cluster.NormEC(net.parameters(), lr=0.05, alpha=0.1, beta=0.5)

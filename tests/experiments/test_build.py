@@ -15,7 +15,7 @@ from normec.experiments import build, methods
 from normec.problems.client_data import ResidentRecords
 from normec.settings import RunConfig, load, make
 from normec.settings.assignments import parse_assignment
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 
 
 def rows(problem: object) -> list[list[int]]:
@@ -75,7 +75,7 @@ def test_assignments(text: str, expected: object) -> None:
     assert parse_assignment(text)[1] == expected
 
 
-def test_every_method_has_settings_that_build(tmp_path: Path) -> None:  # noqa: ARG001
+def test_every_method_has_settings_that_build() -> None:
     for name in CATALOGUE:
         for private in (True, False):
             config = make({"method": name, "private": private})

@@ -1,4 +1,4 @@
-"""The setting `diagnostics`: what it changes of a run's name, and who must ask for it."""
+"""The setting `diagnostics`: which runs get another digest by it, and which choices need it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 4}
 
 
 def test_the_setting_names_only_private_runs_that_ask_for_it() -> None:
-    """Digests of older runs hold, and so do the records of the replay, which are known by `identity_settings`."""
+    """Digests of older runs hold, and so do the records of publications, which are known by `identity_settings`."""
     plain, asked = make(SMALL), make({**SMALL, "diagnostics": True})
     assert plain.digest() != asked.digest()
     assert plain.identity_settings() == asked.identity_settings()

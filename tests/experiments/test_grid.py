@@ -38,6 +38,12 @@ def test_cases_meet_the_grid_and_may_have_one_of_their_own() -> None:
     assert {c.config.seed for c in found.cells} == {4}
 
 
+@pytest.mark.parametrize("data", ["patients.csv", "patients.csv.gz", "patients.parquet", "libsvm:patients.txt"])
+def test_cells_may_have_a_file_of_the_users_own(data: str) -> None:
+    found = grid.expand({"private": False, "data": data, "grid": {"lr": [1.0, 2.0]}})
+    assert [cell.config.data for cell in found.cells] == [data, data]
+
+
 def test_seeds_alone_are_a_grid() -> None:
     assert [c.config.seed for c in grid.expand({"seeds": 3}).cells] == [0, 1, 2]
     assert [c.config.seed for c in grid.expand({"grid": {"seed": [5, 3]}}).cells] == [5, 3]
@@ -67,7 +73,7 @@ def test_the_example_is_a_grid() -> None:
     assert len(found.cells) > 10
 
 
-def test_what_decides() -> None:
+def test_the_criterion_that_decides() -> None:
     lr = {"lr": [1.0, 2.0]}
     assert grid.expand({**PLAIN, "grid": lr}).by == "loss"
     assert grid.expand({**PLAIN, "grid": lr, "validation": 0.2}).by == "validation_accuracy"
@@ -134,7 +140,7 @@ def test_a_mistake_is_one_line(tables: dict[str, Any], says: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_grid_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no grid file"):
         grid.load(tmp_path / "grid.toml")
     (tmp_path / "grid.toml").write_text("[grid\nlr = 1")

@@ -1,4 +1,4 @@
-"""Models and data of one's own by file, as on the command line, against the same problem made in Python."""
+"""Models and data in files of the user's own, as on the command line, against the same problem made in Python."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_finished_run_by_file_is_read_again_and_another_is_refused(tmp_path: P
     assert runs.default_folder(config(file)).name.startswith("clients-Net-normec-")
 
 
-def test_models_of_ones_own_train_on_data_by_name_and_the_other_way_round(tmp_path: Path, file: Path) -> None:
+def test_models_of_the_users_own_train_on_data_by_name_and_the_other_way_round(tmp_path: Path, file: Path) -> None:
     more: dict[str, Any] = {"private": False, "rounds": 3, "clients": 5, "lr": 0.5}
     found = runs.execute(make({**more, "data": "digits", "model": f"{file}:digits"}), tmp_path / "own model")
     assert found.summary["dimension"] == 650

@@ -15,7 +15,7 @@ import pytest
 from normec.errors import UsageError
 from normec.experiments import export, grid, results, runs, tuning
 from normec.settings import make
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 
 GRID = {"grid": {"tau": [0.1, 0.2]}, "by": "loss"}
 
@@ -85,7 +85,7 @@ def test_the_step_size_is_chosen_on_validation_data_by_the_mean_over_seeds(tmp_p
     assert (rows[0.2]["lr"], rows[0.2]["edge"]) == (1.0, "lr")
 
 
-def test_test_data_decides_only_when_told(tmp_path: Path) -> None:
+def test_test_data_decides_only_if_that_is_asked_for(tmp_path: Path) -> None:
     records = fill(tmp_path)
     for column in tuning.TEST:
         with pytest.raises(UsageError, match="would choose settings on test data"):
@@ -117,6 +117,8 @@ def test_a_column_that_was_not_measured(tmp_path: Path) -> None:
         results.tuned(records, ["lr"], "validation_accuracy")
     with pytest.raises(UsageError, match="did you mean 'lr'"):
         results.tuned(records, ["lrr"], "loss")
+    with pytest.raises(UsageError, match="seed cannot be tuned"):
+        results.tuned(records, ["seed"], "loss")
 
 
 def test_one_row_a_run_with_the_settings_that_differ(tmp_path: Path) -> None:
@@ -177,7 +179,7 @@ def test_the_same_configuration_counts_once(tmp_path: Path) -> None:
     assert found.notes == [f"found twice, counted once: {tmp_path / 'a'} is the same run as {tmp_path / 'b'}"]
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there are no runs in"):
         results.collect([tmp_path])
     with pytest.raises(UsageError, match="there is no"):

@@ -19,6 +19,7 @@ from normec.experiments.sweep import Event, run_cells
 from normec.report import page
 from normec.training import saved_run
 
+from ..support.runs import snapshot
 from ..support.waiting import LIMIT
 
 NEEDS_RAY = pytest.mark.skipif(
@@ -147,11 +148,11 @@ def test_a_half_written_or_foreign_folder_is_named_and_left_alone(
     folder = done[0].folder if done else tmp_path / "cells" / asked[0].name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / file).write_text(text)
-    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    before = snapshot(folder)
     outcomes = run_cells(asked, tmp_path, jobs=1)
     assert [outcome.status for outcome in outcomes] == ["failed", "finished"]
     assert says in (outcomes[0].error or "")
-    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+    assert snapshot(folder) == before
 
 
 def test_a_folder_that_a_kill_left_half_written_is_taken_up(tmp_path: Path) -> None:

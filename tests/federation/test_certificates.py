@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from normec.errors import UsageError
 from normec.federation.local import certificates
 
 
@@ -61,3 +62,20 @@ def test_made_once_and_kept_secret(tmp_path: Path) -> None:
     line = serialization.load_ssh_public_key((tmp_path / "party.pub").read_bytes())
     form = (serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     assert line.public_bytes(*form) == public
+
+
+def test_expired_certificates_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(certificates, "DAYS", 0)
+        expired = certificates.make_server(tmp_path)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(expired, "127.0.0.1")
+    handshake(certificates.make_server(tmp_path), "127.0.0.1")
+
+
+def test_a_key_that_cannot_be_used_is_named_and_kept(tmp_path: Path) -> None:
+    key = tmp_path / "party"
+    key.write_text("a key of another kind\n")
+    with pytest.raises(UsageError, match=f"{key} is not a private key in OpenSSH format"):
+        certificates.make_key(key)
+    assert key.read_text() == "a key of another kind\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import shutil
@@ -19,7 +20,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import NameOID
 
 from normec.cli.app import run
-from normec.federation.flower.doctor import Finding, examine
+from normec.federation.flower.doctor import LEAST_DISK, Finding, examine
+from normec.federation.flower.new_terms import new_terms
 from normec.federation.flower.party_file import load_party_file
 from normec.federation.flower.scaffold import write_app
 from normec.federation.local.processes import free_port
@@ -121,6 +123,23 @@ def test_the_ledger(folder: Path) -> None:
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:-1]))
     assert found(folder)["ledger"].state == "problem"
     assert "restore the ledger from a copy" in found(folder)["ledger"].text
+
+
+def test_the_disk_space_of_all_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of terms has several runs, and a model may be in double precision."""
+    terms = new_terms(folder / "app", {"own": folder / "party.pub"}, {"rounds": 2})
+    (folder / "terms").mkdir()
+    for name, dtype, itemsize in (("one", "float32", 4), ("two", "float64", 8)):
+        own = terms.parties[0]
+        agreed = dataclasses.replace(own.agreed, parameters=10**8 // itemsize, dtype=dtype)
+        changed = dataclasses.replace(terms, parties=(dataclasses.replace(own, agreed=agreed),))
+        changed.save(folder / "terms" / f"{name}.json")
+    with (folder / "party.toml").open("a") as file:
+        file.write('terms = "terms"\n')
+    needed = LEAST_DISK + 2 * 10**8 * 8  # eight vectors for each run
+    for free, state in ((needed - 1, "problem"), (needed, "ok")):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        assert found(folder)["disk space"].state == state
 
 
 def test_a_full_disk_a_wrong_table_and_a_broken_app(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from normec import UsageError
-from normec.federation.flower.roster import FILE, gather
+from normec.federation.flower.run_parties import FILE, gather
 
 from ..support.waiting import LIMIT
 from .faulty_network import NODES, SETTINGS, FaultyFederation

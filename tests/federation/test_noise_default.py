@@ -10,8 +10,8 @@ import torch
 from normec import NormEC, Privacy
 from normec.experiments import build
 from normec.federation.flower.scaffold import write_app
-from normec.federation.flower.settings import read
-from normec.federation.local.federation import agreeing, app_config
+from normec.federation.flower.settings import app_config, read
+from normec.federation.local.federation import permissive_policy
 from normec.federation.protocol.coordinator import Coordinator
 
 from .in_process import plan
@@ -33,16 +33,16 @@ def test_settings_without_a_kind_of_noise(given: dict[str, Any]) -> None:
     privacy = build.privacy(settings.run)
     assert privacy is not None
     assert privacy.noise == "secure"
-    assert agreeing(settings)["simulation"] is False
+    assert permissive_policy(settings)["simulation"] is False
 
 
 def test_the_app_that_init_writes(tmp_path: Any) -> None:
     write_app(tmp_path / "app")
     settings = read(app_config(tmp_path / "app"))
     assert settings.run.noise == "secure"
-    assert agreeing(settings)["simulation"] is False
+    assert permissive_policy(settings)["simulation"] is False
 
 
 def test_seeded_noise_is_for_those_who_ask_for_it() -> None:
-    assert agreeing(read({"noise": "seeded"}))["simulation"] is True
-    assert agreeing(read({"private": False}))["simulation"] is False  # without noise there is none to seed
+    assert permissive_policy(read({"noise": "seeded"}))["simulation"] is True
+    assert permissive_policy(read({"private": False}))["simulation"] is False  # without noise there is none to seed

@@ -114,6 +114,15 @@ def test_nothing_else_of_the_site_leaves(tmp_path: Path) -> None:
     assert again.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"epsilon": 0.0}, {"delta": 2.0}, {"clip": -1.0}, {"rounds": 0}, {"relation": "add"}]
+)
+def test_a_mistake_is_named_when_the_job_is_written(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=next(iter(wrong))):
+        PrivateUpdates(str(tmp_path), **({"epsilon": 1.0, "rounds": 3, "clip": 1.0} | wrong))
+    assert not any(tmp_path.iterdir())
+
+
 def test_the_budget_outlives_the_job(tmp_path: Path) -> None:
     given = {"epsilon": 8.0, "rounds": 3, "clip": 1.0}
     first = PrivateUpdates(str(tmp_path), **given)  # type: ignore[arg-type]

@@ -63,10 +63,10 @@ def test_a_state_that_was_saved_has_tensors_of_its_own(tmp_path: Path) -> None:
     assert saved.pending.taken is saved.pending.sent
 
 
-def rewrite(path: Path, change: bool = False) -> None:
+def rewrite(path: Path, change: bool = False, version: int = 4) -> None:
     """Write a state as earlier versions did, with the checksum of SHA-256; with `change`, one number differs."""
     with safe_open(str(path), framework="pt") as file:
-        text = file.metadata()["state"]
+        text = file.metadata()["state"].replace('"format": 4', f'"format": {version}')
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
@@ -107,3 +107,16 @@ def test_a_file_that_is_written_again_has_another_identity(tmp_path: Path) -> No
     copy.write_bytes(path.read_bytes())
     copy.replace(path)
     assert party_state.identity(path) != first
+
+
+def test_a_state_that_cannot_be_read_says_why_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    for change, version, reason in (
+        (True, 4, "is damaged: its checksum differs"),
+        (False, 3, "has format 3, this version of normec reads 4; use the one that wrote it"),
+    ):
+        party_state.save(path, made())
+        rewrite(path, change, version)
+        with pytest.raises(UsageError) as error:
+            party_state.load(path)
+        assert str(error.value) == f"{path} {reason}"

@@ -64,6 +64,20 @@ def test_the_file(tmp_path: Path) -> None:
     assert not policy.report_loss
 
 
+def test_paths_in_the_file_lead_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same ledger has the same witness, whichever folder a command is started in."""
+    path, elsewhere = tmp_path / "policy.toml", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    path.write_text('epsilon = 4\nwitness = "ledger.witness"\nroster = "parties.toml"\nidentity = "/keys/own.pem"\n')
+    policy = load_policy(path)
+    assert policy.witness == str(tmp_path / "ledger.witness")
+    assert policy.roster == str(tmp_path / "parties.toml")
+    assert policy.identity == "/keys/own.pem"
+    path.write_text("epsilon = 4\n")
+    assert load_policy(path).witness is None
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

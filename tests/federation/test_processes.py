@@ -14,7 +14,7 @@ import pytest
 
 from normec.federation.local.processes import Processes, Watch, free_port
 
-from ..support.waiting import LIMIT
+from ..support.waiting import LIMIT, wait_for
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="pidfd and /proc are Linux's")
 
@@ -124,6 +124,17 @@ def test_the_watchdog_ends_with_the_context(tmp_path: Path) -> None:
         assert watchdog is not None
         assert watchdog.poll() is None
     assert watchdog.poll() == 0
+
+
+def test_a_log_is_searched_from_the_start_of_its_process(tmp_path: Path) -> None:
+    """The log of an earlier process says nothing about this one; a word is found however many lines follow it."""
+    say = "import sys; print(sys.argv[1]); print('line\\n' * 1000)"
+    with Processes(tmp_path) as processes:
+        for word, other in (("first", "second"), ("second", "first")):
+            processes.start("speaker", [sys.executable, "-c", say, word])
+            wait_for(lambda: processes.ended("speaker") is not None, "the speaker's end")
+            assert processes.has_logged("speaker", ["nothing", word])
+            assert not processes.has_logged("speaker", ["nothing", other])
 
 
 def test_free_ports_can_be_bound() -> None:

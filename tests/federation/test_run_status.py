@@ -13,8 +13,8 @@ import torch
 
 from normec import NormEC, Privacy, UsageError
 from normec.cli.app import run
-from normec.federation.flower.roster import name_of
-from normec.federation.flower.superlink_database import presence
+from normec.federation.flower.run_parties import name_of
+from normec.federation.flower.superlink_database import party_activity
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
@@ -125,12 +125,12 @@ def test_who_is_online_from_the_database_of_a_superlink(tmp_path: Path) -> None:
             rows,
         )
         held.commit()
-    found = presence(path, lambda: 1000.0)
+    found = party_activity(path, lambda: 1000.0)
     seen = {key: found[name_of(key)] for key in (b"a", b"b", b"c", b"d")}
     assert [one.online for one in seen.values()] == [True, False, False, False]
     assert [one.last_seen for one in seen.values()] == [1000.0, 930.0, 700.0, None]
     with pytest.raises(UsageError, match="there is no database"):
-        presence(tmp_path / "none.db")
+        party_activity(tmp_path / "none.db")
     path.write_bytes(b"nothing of the kind" * 100)
     with pytest.raises(UsageError, match="is not the database of a SuperLink"):
-        presence(path)
+        party_activity(path)

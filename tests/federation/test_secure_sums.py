@@ -353,7 +353,7 @@ def test_a_sum_that_no_honest_parties_could_have_made_stops_the_run(hospitals: B
     federation = hospitals(DPSGD(Clip(0.5)), 2, CLIENT)
     federation.parties["d"]._noise = Loud()
     federation.run()
-    assert "a party sent garbage" in (federation.server.stopped or "")
+    assert "a party sent an invalid vector" in (federation.server.stopped or "")
     assert federation.server.round == 0
 
 

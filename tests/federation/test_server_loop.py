@@ -14,7 +14,7 @@ import torch
 from normec import NormEC
 from normec.federation.flower.mailbox import Incoming
 from normec.federation.flower.presence import Timeouts
-from normec.federation.flower.roster import OnlineParty
+from normec.federation.flower.run_parties import OnlineParty
 from normec.federation.flower.server_loop import ASKS, run_rounds
 from normec.federation.flower.suspension import CLEAN, DOUBLINGS, HANDSHAKES, SHORTEST, Suspensions
 from normec.federation.protocol.coordinator import Coordinator

@@ -14,13 +14,13 @@ from normec.errors import UsageError
 from normec.experiments import methods
 from normec.federation.flower.definition import _plan
 from normec.federation.flower.scaffold import app_name, write_app
-from normec.federation.flower.settings import NAMES, RECORDED, located, named_by_a_command, read
-from normec.federation.local.federation import Federation, LocalOptions, agreeing, app_config
+from normec.federation.flower.settings import NAMES, RECORDED, app_config, located, named_by_a_command, read
+from normec.federation.local.federation import Federation, LocalOptions, permissive_policy
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.terms import MethodTerms
 from normec.settings import RunConfig, load
 from normec.settings.config import FEDERATED
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 
 from ..support.waiting import LIMIT
 
@@ -64,7 +64,7 @@ def test_names_are_those_of_any_run() -> None:
         ({"rounds": "ten"}, "rounds"),
         ({"trust": "local", "secure_sum": True}, "secure_sum = true contradicts trust = local"),
         ({"parties": 3, "min_parties": 4}, "at most parties = 3"),
-        ({"name": "a/b"}, "name"),
+        ({"name": "a/b"}, r"name: string should match pattern .*\[A-Za-z0-9\].*, got .a/b."),
         ({"round_seconds": -1.0}, "round_seconds"),
         ({"parties": 3, "records": "9,14"}, "records must be a number from 1 on for each of the 3 parties"),
         ({"parties": 3, "records": "9,14,many"}, "records must be"),
@@ -106,7 +106,7 @@ def test_a_folder_is_known_by_its_settings(tmp_path: Path) -> None:
     assert "split" not in run.record(RECORDED)
 
 
-def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
+def test_a_permissive_policy_can_be_read(tmp_path: Path) -> None:
     import tomli_w
 
     mine = f"{Path(__file__).with_name('methods') / 'my_method.py'}:Clip21SGDM"
@@ -116,7 +116,7 @@ def test_an_agreeing_policy_can_be_read(tmp_path: Path) -> None:
         *({"method": "clip21-adaptive"}, {"method": "scaffold"}, {"method": "fedavg"}, {"unit": "record"}),
     ):
         settings = read(config)
-        (tmp_path / "policy.toml").write_text(tomli_w.dumps(agreeing(settings)))
+        (tmp_path / "policy.toml").write_text(tomli_w.dumps(permissive_policy(settings)))
         policy = load_policy(tmp_path / "policy.toml")
         MethodTerms.of(methods.build(settings.run, 20)).build(policy.methods)
 

@@ -204,6 +204,16 @@ def test_terms_that_a_person_would_misread_are_refused(folder: Path, name: str) 
     assert message in changed(folder, change)
 
 
+def test_an_error_in_terms_names_the_file_once(folder: Path) -> None:
+    path = folder / "terms.json"
+    whole = path.read_text()
+    newer = f"{path}: the terms have format 2, this version reads 1; update normec"
+    assert changed(folder, lambda terms: terms.update(format=2)) == newer
+    path.write_text(whole)
+    huge = changed(folder, lambda terms: terms["parties"][0]["agreed"].update(parameters=10**15))
+    assert huge.startswith(f"{path}: the terms of a party cannot be read: a model has 1 to")
+
+
 def test_a_signature_counts_for_its_own_party_only(folder: Path) -> None:
     signed(folder)
     whole = json.loads((folder / "terms.json").read_text())

@@ -18,8 +18,8 @@ from normec import DPSGD, Clip, NormEC, Privacy
 from normec.errors import UsageError
 from normec.federation.flower.mailbox import Incoming
 from normec.federation.flower.presence import Timeouts
-from normec.federation.flower.roster import OnlineParty
-from normec.federation.flower.sum_loop import run_sums
+from normec.federation.flower.run_parties import OnlineParty
+from normec.federation.flower.sum_loop import introductions, run_sums
 from normec.federation.protocol import party_state, server_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.departure import leave
@@ -207,7 +207,7 @@ def test_the_terms_of_one_run_under_the_name_of_another(federation: SummingHospi
         ({"least_colluding": 2}, "terms", "least_colluding = 2"),
         ({"least_sigma": 100.0}, "terms", "below least_sigma"),
         ({"methods": ["normec"]}, "terms", "dpsgd is not among"),
-        ({"units": ["record"]}, "terms", "protects a client"),
+        ({"units": ["record"]}, "terms", "unit client is not among units"),
         ({"relation": "replace"}, "terms", "zero-out"),
         ({"runs": ["study"]}, "terms", "run trial is not among"),
         ({"largest_model": 3}, "terms", "largest_model = 3"),
@@ -382,7 +382,7 @@ def test_a_request_for_a_single_message(federation: SummingHospitals) -> None:
     answer = party.answer(to_fields(agreement.request(0, x, None)))
     assert isinstance(answer, Refusal)
     assert answer.reason == "terms"
-    assert "allows none" in exact(federation, "a")
+    assert "under which none is sent" in exact(federation, "a")
     assert paid(federation) == [0, 0, 0, 0]
 
 
@@ -548,8 +548,23 @@ def test_introductions_name_every_party() -> None:
         agreed({**found, "n0": introduced(shown(keys[2], "n0", reordered), run, "n0")})
     with pytest.raises(UsageError, match="the same key"):
         agreed({**found, "n0": introduced(shown(keys[0], "n0"), run, "n0")})
-    with pytest.raises(UsageError, match="h0 did not introduce itself"):
+    with pytest.raises(UsageError, match="missing: h0"):
         agreed({node: one for node, one in found.items() if node != "n2"})
+
+
+def test_introductions_of_an_earlier_process_are_read_or_named(tmp_path: Path) -> None:
+    roster = Roster(tuple(Member(f"h{i}", Identity.generate().public) for i in range(3)))
+    kept = tmp_path / "secure-sum"
+    kept.mkdir()
+    roster.save(kept / "roster.toml")
+    nowhere: Any = None
+    for held, damaged in (('{"nodes": ["n2", "n0", "n1"]}', False), ("{}", True), ('{"nodes": [1]}', True), ("", True)):
+        (kept / "nodes.json").write_text(held)
+        if damaged:
+            with pytest.raises(UsageError, match=r"nodes\.json is damaged"):
+                introductions(nowhere, nowhere, tmp_path, "trial", 1.0, print)
+        else:
+            assert introductions(nowhere, nowhere, tmp_path, "trial", 1.0, print) == (roster, ["n2", "n0", "n1"])
 
 
 def test_invented_runs_neither_fill_the_disk_nor_keep_later_runs_out(

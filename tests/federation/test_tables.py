@@ -23,7 +23,7 @@ from normec.federation.local import inputs
 from normec.federation.local.federation import Federation, LocalOptions, run
 from normec.federation.protocol.journal import read_journal
 from normec.settings.config import FEDERATED
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 from normec.training.saved_run import Result
 
 from .hostile import HostileServer, zeros

@@ -20,8 +20,8 @@ import normec.data
 from normec.algorithms.method import MEMORY, Steps, Tables
 from normec.experiments import methods
 from normec.federation.flower.scaffold import write_app
-from normec.federation.flower.settings import located, read
-from normec.federation.local.federation import Federation, LocalOptions, app_config
+from normec.federation.flower.settings import app_config, located, read
+from normec.federation.local.federation import Federation, LocalOptions
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.party_state import PartyState

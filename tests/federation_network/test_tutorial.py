@@ -23,7 +23,7 @@ pytest.importorskip("flwr.app")
 
 from normec.federation.flower.doctor import examine
 from normec.federation.flower.party_file import load_party_file
-from normec.federation.flower.superlink_database import presence
+from normec.federation.flower.superlink_database import party_activity
 from normec.federation.local.processes import free_port
 from normec.federation.protocol.policy import load_policy
 from normec.federation.protocol.run_status import run_status
@@ -135,7 +135,7 @@ def test_every_command_of_the_tutorial(afternoon: Afternoon) -> None:
     assert summary["final"]["accuracy"] > 0.6
     found = run_status(folder / "server" / "run")
     assert [party.accepted for party in found.parties] == [20, 20, 20]
-    online = presence(folder / "server" / "superlink.db")
+    online = party_activity(folder / "server" / "superlink.db")
     assert [online[party.name].online for party in found.parties] == [True, True, True]
     # ε of each party as the server knows it is what the party itself has spent.
     for machine, party in zip(MACHINES[1:], found.parties, strict=True):

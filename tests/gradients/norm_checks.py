@@ -149,7 +149,7 @@ def check_nan_stays(device: str) -> None:
         assert out[1].isfinite().all()
 
 
-def check_norms_that_are_looked_at(device: str) -> None:
+def check_norms_in_evaluations(device: str) -> None:
     """In evaluations a norm, a shortcut and ReLU are one kernel, and the numbers those of the three."""
     for shape, joined in product(((4, 16, 9, 7), (3, 8, 1, 2), (2, 64, 40, 33)), (False, True)):
         x, _, shortcut, _ = images(shape, torch.float32, device)
@@ -249,7 +249,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_batch_norm,
     check_group_norm,
     check_nan_stays,
-    check_norms_that_are_looked_at,
+    check_norms_in_evaluations,
     check_evaluations,
     check_norm_relu_in_a_model,
     check_a_hooked_norm_stays_alone,

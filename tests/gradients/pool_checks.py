@@ -80,17 +80,17 @@ def check_group_norm_pool(device: str) -> None:
         near(mean.nan_to_num(), own_mean.double().nan_to_num(), 1e-6, ("mean", *what))
         near(inverse.nan_to_num(), own_inverse.double().nan_to_num(), 1e-6, ("inverse", *what))
         pooled, indices = pooling.pool(whole)
-        near(y.nan_to_num(7), pooled.double().nan_to_num(7), _least(dtype), ("forward", *what))
+        near(y.nan_to_num(7), pooled.double().nan_to_num(7), _close(dtype), ("forward", *what))
         g = torch.randn_like(y).contiguous(memory_format=LAST)
         dx, sums = group_norm_pool.backward(g, x, groups, weight, bias, own_mean, own_inverse)
         slope = pooling.unpool(g, indices, shape)
         expected, own_sums, _ = group_norm.backward(slope, x, groups, weight, bias, own_mean, own_inverse, True)
-        near(dx.nan_to_num(7), expected.double().nan_to_num(7), _least(dtype), ("data", *what))
+        near(dx.nan_to_num(7), expected.double().nan_to_num(7), _close(dtype), ("data", *what))
         near(sums.nan_to_num(7), own_sums.double().nan_to_num(7), 1e-5, ("scales", *what))
 
 
-def _least(dtype: torch.dtype) -> float:
-    """Sums in another order may round otherwise once."""
+def _close(dtype: torch.dtype) -> float:
+    """The tolerance: sums in another order may round otherwise once."""
     return 1e-6 if dtype == torch.float32 else 4e-3
 
 
@@ -169,7 +169,7 @@ def check_pooling_in_a_model(device: str) -> None:
         by_autograd(of, grads, x, labels, name)
 
 
-def check_what_is_looked_at_is_pooled_alone(device: str) -> None:
+def check_layers_with_hooks_are_pooled_step_by_step(device: str) -> None:
     """A hook on either layer, or another kind of pooling: step by step."""
     from normec.kernels import group_norm_pool
 
@@ -217,5 +217,5 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_sums_of_clients,
     check_pooling_in_a_model,
     check_scales_used_twice_or_frozen,
-    check_what_is_looked_at_is_pooled_alone,
+    check_layers_with_hooks_are_pooled_step_by_step,
 )

@@ -143,14 +143,14 @@ def padded() -> nn.Module:
     return nn.Sequential(nn.Embedding(VOCABULARY, 4, padding_idx=-2), nn.Flatten(), nn.Linear(24, CLASSES))
 
 
-def _text(model: nn.Module) -> Case:
-    return Case(lambda: model, (POSITIONS,), per_position, "tokens", "positions")
+def _text(**how: bool) -> Case:
+    return Case(lambda: GPT(**how), (POSITIONS,), per_position, "tokens", "positions")
 
 
 STRUCTURES: dict[str, Case] = {
-    "gpt": _text(GPT()),
-    "gpt with tied weights": _text(GPT(tied=True)),
-    "gpt with a mask": _text(GPT(masked=True)),
+    "gpt": _text(),
+    "gpt with tied weights": _text(tied=True),
+    "gpt with a mask": _text(masked=True),
     "vit": Case(ViT, (2, 6, 6)),
     "vit, sequence first": Case(lambda: ViT(batch_first=False), (2, 6, 6)),
     "cross attention": Case(CrossAttention, (4, 3)),

@@ -1,4 +1,4 @@
-"""All clients at once by vmap: all is the loop's, also for layers that the shared pass has no rule for."""
+"""All clients at once by vmap: the numbers are the loop's, also for layers that the shared pass has no rule for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CLOSE = 1e-10
 
 @pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
-def test_all_is_the_loop_s(name: str) -> None:
+def test_gradients_losses_and_buffers_are_the_loop_s(name: str) -> None:
     of = problem(name)
     loop, _, batched = engines(of, BATCH)
     for round, clients in ((0, None), (3, torch.tensor([0, 3, 4])), (4, torch.tensor([1, 2]))):

@@ -24,7 +24,7 @@ from .test_verified_engine import lines, of
 
 @pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
-def test_all_is_the_loop_s(name: str) -> None:
+def test_gradients_losses_and_buffers_are_the_loop_s(name: str) -> None:
     case = problem(name)
     assert isinstance(case.records, ResidentRecords)
     assert case.sizes is not None

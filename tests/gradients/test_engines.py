@@ -13,9 +13,11 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import Compute, FixedSize, Logging, Memory, NormEC, Poisson, Privacy, Problem, Run, UsageError, train
+from normec.experiments import build
 from normec.gradients.choice import choose_engine
 from normec.gradients.record_clip import RecordClip
 from normec.sampling.batches import PoissonBatches
+from normec.settings import make
 
 from ..support.runs import StopAt, same, states
 from .cases import BATCH, METHODS, problem
@@ -97,10 +99,7 @@ def test_a_run_goes_on_under_another_engine(before: str, after: str, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [("linear", "shared"), ("batched", "linear"), ("linear", "loop")])
-def test_so_it_does_with_the_closed_form(before: str, after: str, tmp_path: Path) -> None:
-    from normec.experiments import build
-    from normec.settings import make
-
+def test_a_run_goes_on_with_and_without_the_closed_form(before: str, after: str, tmp_path: Path) -> None:
     of = build.problem(make({"clients": 5, "model": "softmax"})).to(torch.device("cpu"), torch.float64)
     options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": 9, "logging": Logging(every=100)}
     alone = train(of, NormEC(0.1, 0.3), compute=Compute(engine="loop"), **options)

@@ -1,6 +1,6 @@
 """On a GPU: every engine against the loop in float64 on the CPU, graphs, syncs, bits, memory.
 
-Where there is no pytest, from the root of the repository, all checks or those named:
+Without pytest, from the root of the repository, all checks or those that are named:
 
     PYTHONPATH=src python -m tests.gradients.test_gpu [check_graphs …]
 """
@@ -56,7 +56,7 @@ from normec.training.train import prepare, ready
 from ..support import own_methods
 from ..support.forms import form
 from ..support.runs import StopAt, same
-from ..training import graphed_round_checks as closing_checks
+from ..training import graphed_round_checks
 from . import engine_checks, kernel_checks
 from .cases import BATCH, METHODS, engines, problem
 from .nearness import near
@@ -121,13 +121,13 @@ def check_graphs() -> None:
             replay(name, sampled)
 
 
-def check_closing() -> None:
-    """The rest of a round replayed is the rest of a round; an operator of the caller's own is not recorded."""
-    for name in closing_checks.CASES:
-        closing_checks.compare(name, DEVICE)
-    closing_checks.compare("normec", DEVICE, "batchnorm")
-    closing_checks.check_blame(DEVICE)
-    closing_checks.check_gradients_that_move(DEVICE)
+def check_graphed_rounds() -> None:
+    """Replayed rounds have the bits of rounds step by step; an operator of the user's own is not recorded."""
+    for name in graphed_round_checks.CASES:
+        graphed_round_checks.compare(name, DEVICE)
+    graphed_round_checks.compare("normec", DEVICE, "batchnorm")
+    graphed_round_checks.check_blame(DEVICE)
+    graphed_round_checks.check_gradients_that_move(DEVICE)
 
     class Waits(SmoothedNorm):
         def scale(self, norm: Tensor) -> Tensor:
@@ -412,7 +412,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         check_graphs,
         check_recorded,
         check_models_that_are_not_recorded,
-        check_closing,
+        check_graphed_rounds,
         check_no_hidden_sync,
         check_no_hidden_sync_in_the_batched_engine,
         check_reruns,

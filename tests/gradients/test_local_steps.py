@@ -17,6 +17,7 @@ from normec.problems.objective import Buffers
 from normec.sampling.batches import Batches, PoissonBatches
 
 from .cases import BATCH, CLASSES, SIZES, apart, everything, problem
+from .test_private_engines import Scales, built, seeded
 
 LR = 0.05
 DRAWN = torch.tensor([0, 2, 3])
@@ -168,7 +169,7 @@ def test_the_shared_pass_cannot_make_local_steps(caplog: pytest.LogCaptureFixtur
     assert "every client has a model of its own" in caplog.text
 
 
-def test_an_engine_of_one_s_own_makes_local_steps_too() -> None:
+def test_an_engine_of_the_users_own_makes_local_steps_too() -> None:
     given, local = of("mlp"), LocalSteps(steps=3, lr=LR)
     own = LoopEngine(given, None, 1)
     made = choose_engine(own, given, None, 1, local=local)
@@ -204,29 +205,10 @@ def test_a_model_may_name_the_arguments_of_its_layers() -> None:
     assert made.name == "batched"
 
 
-class Scales(nn.Module):
-    """Mixes the records of a batch only where a value is above 1."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fc = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = self.fc(x / x.abs().amax().clamp(min=1.0))
-        return found
-
-
 @pytest.mark.parametrize("engine", ["auto", "batched", "shared"])
-def test_private_runs_show_the_caller_s_code_one_client_at_a_time(engine: str) -> None:
+def test_private_runs_show_a_users_model_one_client_at_a_time(engine: str) -> None:
     def updates(outlier: int | None) -> tuple[str, Tensor]:
-        draw = torch.Generator().manual_seed(1)
-        sets = []
-        for client in range(6):
-            inputs = torch.rand(10, 5, generator=draw)
-            inputs[0, 0] = 1000.0 if client == outlier else inputs[0, 0]
-            sets.append(TensorDataset(inputs, torch.randint(0, 3, (10,), generator=draw)))
-        torch.manual_seed(0)
-        given = Problem(Scales(), F.cross_entropy, sets)
+        given = built(seeded(Scales), outlier)
         made = choose_engine(engine, given, None, 0, private=True, local=LocalSteps(steps=3, lr=LR))
         empty: Buffers = {}
         rows = torch.cat([block.grads.clone() for block in made.blocks(given.x0, empty, 0)])
@@ -234,6 +216,6 @@ def test_private_runs_show_the_caller_s_code_one_client_at_a_time(engine: str) -
 
     (usual, plain), (name, moved) = updates(None), updates(4)
     assert usual == name
-    others = [client for client in range(6) if client != 4]
+    others = [client for client in range(len(plain)) if client != 4]
     assert torch.equal(plain[others], moved[others])
     assert not torch.equal(plain[4], moved[4])

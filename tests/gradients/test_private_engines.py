@@ -21,11 +21,13 @@ from normec.sampling.batches import PoissonBatches
 from normec.training.options import Options
 from normec.training.train import prepare
 
+from ..support.datasets import Fetched
+
 CLIENTS, CLASSES, FEATURES = 8, 3, 5
 
 
 class Head(nn.Module):
-    """A linear layer on whatever `part` makes of a batch."""
+    """A linear layer, which subclasses apply to what they make of a batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,10 +348,6 @@ class Watched(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             cls.seen += [len(one) for one in args if isinstance(one, Tensor) and one.ndim]
         return super().__torch_function__(func, types, args, kwargs or {})
-
-
-class Fetched(TensorDataset):
-    """Items are fetched one by one."""
 
 
 @pytest.mark.parametrize(("kind", "engine"), [(TensorDataset, "shared"), (Fetched, "loop")])

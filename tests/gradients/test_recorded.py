@@ -28,7 +28,7 @@ def recorded(name: str, seed: int = 1) -> RecordedEngine:
 
 @pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
-def test_all_is_the_loop_s(name: str) -> None:
+def test_gradients_losses_and_buffers_are_the_loop_s(name: str) -> None:
     case = problem(name)
     loop, *_ = engines(case, BATCH)
     mine = recorded(name)

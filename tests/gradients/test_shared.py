@@ -26,7 +26,7 @@ CLOSE = 1e-10
 
 @pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
-def test_all_is_the_loop_s_on_batches(name: str) -> None:
+def test_gradients_losses_and_buffers_are_the_loop_s_on_batches(name: str) -> None:
     of = problem(name)
     loop, shared, _ = engines(of, BATCH)
     for round, clients in ((0, None), (3, None), (4, torch.tensor([0, 3, 4])), (5, torch.tensor([1, 2]))):
@@ -36,7 +36,7 @@ def test_all_is_the_loop_s_on_batches(name: str) -> None:
 
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", CASES)
-def test_all_is_the_loop_s_on_full_gradients_in_small_blocks(name: str) -> None:
+def test_gradients_losses_and_buffers_are_the_loop_s_in_small_blocks(name: str) -> None:
     of = problem(name)
     loop, shared, _ = engines(of, None)
     expected = everything(loop, of)
@@ -45,7 +45,7 @@ def test_all_is_the_loop_s_on_full_gradients_in_small_blocks(name: str) -> None:
         assert apart(everything(shared, of), expected) < CLOSE
 
 
-def test_blocks_split_where_they_are_told() -> None:
+def test_blocks_hold_at_most_the_given_number_of_records() -> None:
     of = problem("small")
     _, shared, _ = engines(of, BATCH)
     shared._block = 2 * BATCH

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import GD, Compute, NormEC, Problem, Run, UsageError, train
+from normec import GD, Compute, Diverged, NormEC, Problem, Run, UsageError, train
 from normec.gradients import verified_engine
 from normec.gradients.verified_engine import too_rough
 
@@ -51,7 +51,7 @@ def test_points_as_near_as_a_precision_are_so(bits: int) -> None:
 
 
 class Head(nn.Module):
-    """A part of one's own before a linear layer."""
+    """Two linear layers, with code of the user's own between them in subclasses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -297,8 +297,6 @@ def test_a_model_that_fits_is_silent(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_start_that_is_not_finite_is_not_blamed_on_the_engine(caplog: pytest.LogCaptureFixture) -> None:
-    from normec import Diverged
-
     model = Head()
     with torch.no_grad():
         model.last.bias[0] = torch.inf
@@ -307,7 +305,7 @@ def test_a_start_that_is_not_finite_is_not_blamed_on_the_engine(caplog: pytest.L
     assert lines(caplog) == []
 
 
-def test_a_mistake_of_the_user_is_told_as_such() -> None:
+def test_a_mistake_in_the_loss_is_not_blamed_on_the_engine() -> None:
     def detached(outputs: Tensor, targets: Tensor) -> Tensor:
         return F.cross_entropy(outputs.detach(), targets)
 

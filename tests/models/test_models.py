@@ -90,7 +90,7 @@ def test_nonconvex_penalty_of_small_parameters_is_not_lost_in_rounding() -> None
     assert float(values) == pytest.approx(1e-9, rel=1e-5)
 
 
-def test_refusals() -> None:
+def test_models_that_do_not_fit_the_data_are_refused() -> None:
     with pytest.raises(UsageError, match="needs images"):
         models.build("cnn", (64,), 10)
     with pytest.raises(UsageError, match="2 classes"):

@@ -24,6 +24,7 @@ from normec.privacy import (
     LedgerDamaged,
     LedgerInUse,
     Privacy,
+    Sampling,
     Setting,
     gaussian,
     release,
@@ -96,8 +97,6 @@ def test_a_calibrated_run_fits_to_the_last_round(path: Path, rounds: int) -> Non
 @pytest.mark.slow
 def test_a_sampled_run_fits_to_the_last_round(path: Path) -> None:
     privacy = Privacy(epsilon=2.0, trust="central")
-    from normec.privacy import Sampling
-
     found = release(Facts("NormEC", 1.0, True), privacy, Setting(clients=100, rounds=40, sampling=Sampling(0.1)))
     sigma = found.sigma(2.0, 1e-5)
     shown = []
@@ -326,13 +325,13 @@ def test_a_rollback_of_both_files_needs_the_checkpoint(path: Path, tmp_path: Pat
 def test_a_rewritten_ledger_needs_a_secret(path: Path) -> None:
     with opened(path, secret=b"party") as ledger:
         ledger.spend(0, EVENT, 10.4)
-        honest = ledger.head
-    path.unlink(), path.with_name(path.name + ".head").unlink()
+        assert ledger.head.lines == 2
+    for file in (path, path.with_name(path.name + ".head")):
+        file.unlink()
     with Chain(path) as forged:  # consistent, but without the key
         forged.append({"kind": "header", "format": 1, "privacy": TARGET.to_dict()})
     with pytest.raises(LedgerDamaged):
         opened(path, secret=b"party")
-    assert honest.lines == 2
 
 
 def test_another_statement_is_refused(path: Path) -> None:

@@ -24,6 +24,8 @@ from normec.privacy.hash_chain import Chain, read_chain
 from normec.storage.run_folder import RunStorage
 from normec.system.processes import process_identity
 
+from ..support.waiting import LIMIT
+
 SECURE = Privacy(epsilon=8.0, noise="secure", trust="local")
 EVENT = Event(3.0)  # 24 of them fit into ε = 8
 
@@ -101,7 +103,7 @@ def test_a_child_that_closes_its_copy_leaves_the_parent_its_lock(path: Path) -> 
 def test_a_child_that_lives_on_does_not_keep_the_lock(path: Path) -> None:
     context = multiprocessing.get_context("fork")
     ledger, done = opened(path), context.Event()
-    child = context.Process(target=done.wait, args=(60,))
+    child = context.Process(target=done.wait, args=(LIMIT,))
     child.start()
     ledger.close()
     opened(path).close()
@@ -298,16 +300,14 @@ def test_new_files_are_readable_by_their_owner_alone(path: Path, witness: Path) 
 
 
 def test_a_dearer_release_is_not_covered_by_a_cheaper_payment(tmp_path: Path) -> None:
-    secure = Privacy(epsilon=8, noise="secure", trust="local")
-    with Ledger(tmp_path / "ledger.jsonl", secure, 4) as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", SECURE, 4) as ledger:
         ledger.reserve(0, Event(100.0, count=2), 1.0)
         with pytest.raises(UsageError, match="was paid for with multiplier 100"):
             ledger.spend(0, Event(0.01), 1.0)
 
 
 def test_only_attempts_with_a_line_of_their_own_are_paid_for(tmp_path: Path) -> None:
-    secure = Privacy(epsilon=8, noise="secure", trust="local")
-    with Ledger(tmp_path / "ledger.jsonl", secure, 9) as ledger:
+    with Ledger(tmp_path / "ledger.jsonl", SECURE, 9) as ledger:
         for _ in range(3):
             ledger.spend(0, Event(100.0), 1.0)
         ledger.reserve(0, Event(100.0, count=2), 1.0)  # both rounds take attempt 3
@@ -316,7 +316,7 @@ def test_only_attempts_with_a_line_of_their_own_are_paid_for(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("text", [b'{"lines": Infinity, "hash": ""}', b"[" * 100_000, b'{"lines": 1e400, "hash": ""}'])
 def test_a_head_that_no_ledger_writes_is_damage(tmp_path: Path, text: bytes) -> None:
-    Ledger(tmp_path / "ledger.jsonl", Privacy(epsilon=8, noise="secure", trust="local"), 4).close()
+    Ledger(tmp_path / "ledger.jsonl", SECURE, 4).close()
     (tmp_path / "ledger.jsonl.head").write_bytes(text)
     with pytest.raises(LedgerDamaged):
         read_chain(tmp_path / "ledger.jsonl")
@@ -324,7 +324,7 @@ def test_a_head_that_no_ledger_writes_is_damage(tmp_path: Path, text: bytes) -> 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.head"])
 def test_a_pipe_in_place_of_a_ledger_is_not_waited_for(tmp_path: Path, name: str) -> None:
-    Ledger(tmp_path / "ledger.jsonl", Privacy(epsilon=8, noise="secure", trust="local"), 4).close()
+    Ledger(tmp_path / "ledger.jsonl", SECURE, 4).close()
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
     with pytest.raises(LedgerDamaged, match="not a regular file"):
@@ -366,7 +366,7 @@ def test_a_round_that_is_released_again_has_no_fresh_coins(path: Path, repeats: 
 
     assert lost(claimed) <= delta
     independent = Account(delta, [Event(multiplier, rate, repeats)]).epsilon()
-    assert lost(independent) > 2 * delta  # what was claimed as long as the coins counted as fresh
+    assert lost(independent) > 2 * delta  # an account with fresh coins would state too little
 
 
 def test_rounds_that_were_released_before_are_reserved_without_a_gain(path: Path) -> None:

@@ -130,7 +130,7 @@ def test_a_forked_process_draws_other_noise() -> None:
 
 
 class Script:
-    """A keystream that says what it is told, for tests of the arithmetic."""
+    """A keystream of given words, for tests of the arithmetic."""
 
     def __init__(self, words: list[int]) -> None:
         self.left = list(words)
@@ -185,8 +185,8 @@ def test_rounded_gaussians_have_the_right_probabilities_on_a_coarse_grid() -> No
 
 
 def test_the_sum_of_rounded_gaussians_is_as_private_as_one_gaussian() -> None:
-    """Claim 4 of `grid`, computed: pmf of h rounded draws (σ only 2 steps!), shifted by an integer, against μ-GDP."""
-    sigma, k = 2.0, np.arange(-200, 201)
+    """Claim 4 of `rounding_grid`: the pmf of h rounded draws with σ of only 2 steps, against a shifted one by μ-GDP."""
+    sigma = 2.0
     one = np.diff(stats.norm.cdf((np.arange(-201, 201) + 0.5) / sigma))
     pmf = one
     for clients in range(1, 9):
@@ -196,7 +196,6 @@ def test_the_sum_of_rounded_gaussians_is_as_private_as_one_gaussian() -> None:
                 exact = np.maximum(moved - math.exp(eps) * pmf, 0).sum()
                 assert exact <= gaussian.delta(eps, shift / (sigma * math.sqrt(clients))) * (1 + 1e-9) + 1e-15
         pmf = np.convolve(pmf, one, mode="same")
-    assert len(k) == len(one)
 
 
 @given(st.floats(1e-6, 1e6))

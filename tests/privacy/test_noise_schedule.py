@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import PLDAccountant
-from scipy.optimize import brentq, minimize
-from scipy.stats import norm
+from scipy.optimize import minimize
 
 from normec import DPSGD, GD, Clip, Method, NormEC, Privacy
 from normec.algorithms.message_weights import message_weights
@@ -22,16 +21,9 @@ from normec.errors import UsageError
 from normec.privacy import Account, Event, Facts, Ledger, Refused, Sampling, Setting, release
 from normec.privacy.noise_schedule import LEVELS, relative_noise
 
+from ..support.gaussian_mechanism import gaussian_mu
+
 METHOD = Facts("a method", bound=1.0, feedback=True)
-
-
-def mu_of(epsilon: float, delta: float) -> float:
-    """μ of μ-GDP with δ(ε) = delta, from the definition."""
-
-    def excess(mu: float) -> float:
-        return float(norm.cdf(-epsilon / mu + mu / 2) - math.exp(epsilon) * norm.cdf(-epsilon / mu - mu / 2) - delta)
-
-    return float(brentq(excess, 1e-2, 50, xtol=1e-14))
 
 
 @pytest.mark.parametrize("schedule", ["linear:0.2", "exponential:7", "3 1 4 1 5 9 2 6", [8, 7, 6, 5, 4, 3, 2, 1]])
@@ -159,7 +151,7 @@ def test_without_sampling_the_account_is_the_sum_of_precisions(trust: Any) -> No
     sigma = composed.sigma(3, privacy.delta)
     gain = 1 if trust == "local" else 4
     used = np.array([composed.sigma_at(sigma, k) for k in range(50)])
-    assert math.sqrt(np.sum((gain * used) ** -2.0)) == pytest.approx(mu_of(3, 1e-5), rel=1e-8)
+    assert math.sqrt(np.sum((gain * used) ** -2.0)) == pytest.approx(gaussian_mu(3, 1e-5), rel=1e-8)
     constant = release(METHOD, Privacy(epsilon=3, trust=trust), Setting(clients=16, rounds=50))
     assert sigma == pytest.approx(constant.sigma(3, privacy.delta), rel=1e-9)
     one_by_one = Account(privacy.delta, [composed.event(sigma, k) for k in range(50)])
@@ -264,7 +256,7 @@ def test_the_best_schedule_follows_a_sensitivity_that_grows() -> None:
     sigma = composed.sigma(2, privacy.delta)
     used = np.array([composed.sigma_at(sigma, t) for t in range(rounds)])
     np.testing.assert_allclose(used**2 / used[0] ** 2, moved / weights * weights[0] / moved[0], rtol=1e-12)
-    assert math.sqrt(np.sum((moved / used) ** 2)) == pytest.approx(mu_of(2, 1e-5), rel=1e-8)
+    assert math.sqrt(np.sum((moved / used) ** 2)) == pytest.approx(gaussian_mu(2, 1e-5), rel=1e-8)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.05])

@@ -158,7 +158,7 @@ def test_the_largest_sum_does_not_wrap_around(bits: int) -> None:
         (lambda: honest_parties(3, 3), "no honest one"),
     ],
 )
-def test_refusals(make, words: str) -> None:
+def test_what_a_grid_cannot_hold_is_refused(make, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         make()
 

@@ -87,7 +87,7 @@ def test_a_replay_never_calls_its_epsilon_a_target() -> None:
 
 
 def test_importing_needs_torch_and_numpy_only() -> None:
-    blocked = ("scipy", "dp_accounting", "opendp", "cryptography", "mpmath_absent")
+    blocked = ("scipy", "dp_accounting", "opendp", "cryptography")
     code = (
         "import sys\n"
         f"for name in {blocked!r}: sys.modules[name] = None\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -291,8 +292,6 @@ def summed(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_losses_that_are_no_means_are_found_at_the_start() -> None:
-    from functools import partial
-
     sets = [TensorDataset(torch.randn(6, 3), torch.arange(6) % 2)]
     for loss, message in (
         (summed, "the sum over a batch"),

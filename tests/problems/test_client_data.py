@@ -22,7 +22,7 @@ def table(rows: int, seed: int = 0) -> TensorDataset:
 
 
 class Plain(Dataset[Any]):
-    """Pairs of a float list and a Python number, as a user's own data set gives them."""
+    """Pairs of a tensor and a Python number, as a user's own data set may give them."""
 
     def __init__(self, inner: Dataset[Any]) -> None:
         self.inner = inner
@@ -73,7 +73,7 @@ def test_subsets_of_one_table_share_its_memory() -> None:
     assert records.inputs.data_ptr() == base.tensors[0].data_ptr()
 
 
-def test_a_data_set_of_one_s_own_stays_live() -> None:
+def test_items_of_a_users_data_set_are_fetched_anew() -> None:
     inner = table(4)
     records = gather([Plain(inner)])
     assert isinstance(records, FetchedRecords)

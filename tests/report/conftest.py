@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ import pytest
 
 from normec.errors import Diverged
 from normec.experiments import compare, runs
+from normec.report import page
+from normec.report.server import Server
 from normec.settings import make
 from normec.training.callbacks import Callback
 
@@ -49,8 +53,6 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(root / "sweep" / "cells" / "broken", private=False, method="gd", model="mlp", lr=1e20, validation=0.2)
     grid = "\n".join(f"{key} = {list(values)}" for key, values in GRID.items())
     (root / "sweep" / "sweep.toml").write_text(f'by = "validation_accuracy"\nseeds = 2\n[grid]\n{grid}\n')
-    from normec.report import page
-
     page.write_sweep(root / "sweep")
     return root
 
@@ -58,6 +60,19 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copied(library: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(library, tmp_path / "runs"))
+
+
+@contextmanager
+def serving(root: Path) -> Iterator[Server]:
+    """A server of the live page of a folder, in a thread of its own."""
+    with Server(root) as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        try:
+            yield running
+        finally:
+            running.shutdown()
+            thread.join()
 
 
 @pytest.fixture(scope="session")

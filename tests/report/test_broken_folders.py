@@ -15,16 +15,18 @@ import pytest
 
 from normec.errors import UsageError
 from normec.experiments import results
+from normec.privacy.hash_chain import Chain
 from normec.report import page, run_page, run_view, runs_page
 from normec.report.listing import Listing
 from normec.report.server import Server
 
 from ..cli.command import normec
+from ..support.waiting import LIMIT
+from .conftest import serving
 from .test_pages import read
 from .test_server import changes, get
 
 FILES = ("summary.json", "config.toml", "metrics.jsonl", "clients.json", "ledger.jsonl", "checkpoint/latest.json")
-LIMIT = 60.0  # seconds; only a hang takes as long
 
 
 def within_limit(work: Callable[[], Any]) -> Any:
@@ -137,8 +139,6 @@ def test_a_setting_of_the_wrong_kind_is_left_out(value: str, copied: Path) -> No
     ],
 )
 def test_a_ledger_that_verifies_but_makes_no_sense_is_not_believed(line: dict[str, Any], copied: Path) -> None:
-    from normec.privacy.hash_chain import Chain
-
     for path in (copied / "private").glob("ledger.jsonl*"):
         path.unlink()
     with Chain(copied / "private" / "ledger.jsonl") as chain:
@@ -196,7 +196,7 @@ COMPARISONS = (
 
 
 @pytest.mark.parametrize("text", COMPARISONS)
-def test_a_comparison_that_is_none_is_refused_in_one_line(text: str, copied: Path) -> None:
+def test_a_file_that_is_no_comparison_is_refused_in_one_line(text: str, copied: Path) -> None:
     (copied / "comparison" / "comparison.json").write_text(text)
     with pytest.raises(UsageError, match=r"comparison\.json is ") as refused:
         page.write(copied / "comparison")
@@ -204,7 +204,7 @@ def test_a_comparison_that_is_none_is_refused_in_one_line(text: str, copied: Pat
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"checks": [1], "slopes": {}, "notes": []}', '{"checks": {}}'])
-def test_a_verification_that_is_none_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_verification_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     (tmp_path / "theory.json").write_text(text)
     with pytest.raises(UsageError, match="is not what a verification writes"):
         page.write(tmp_path)
@@ -231,12 +231,8 @@ def server(library: Path, tmp_path: Path) -> Iterator[Server]:
             folder.mkdir()
             (folder / "config.toml").write_text('method = "normec"\n')
             put(folder / name, make)
-    with Server(root) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with serving(root) as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def test_broken_runs_do_not_empty_the_list_or_stop_the_server(server: Server) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from normec.report.server import Server
 from normec.storage.tags import change_tags
+
+from .conftest import serving
 
 NAMES = "rows => rows.filter(row => !row.hidden).map(row => row.querySelector('a').textContent)"
 
@@ -19,12 +19,8 @@ NAMES = "rows => rows.filter(row => !row.hidden).map(row => row.querySelector('a
 def address(copied: Path) -> Iterator[str]:
     change_tags(copied / "private", ["baseline", "paper"])
     change_tags(copied / "plain", ["baseline"])
-    with Server(copied) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with serving(copied) as running:
         yield running.address
-        running.shutdown()
-        thread.join()
 
 
 def opened(look: Any, address: str, **how: Any) -> Any:
@@ -150,10 +146,5 @@ def test_nothing_overlaps_on_a_phone(address: str, look: Any) -> None:
 
 
 def test_an_empty_folder_says_so_only_after_it_was_read(tmp_path: Path, look: Any) -> None:
-    with Server(tmp_path) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        page = opened(look, running.address)
-        page.get_by_text("No runs here yet").wait_for()
-        running.shutdown()
-        thread.join()
+    with serving(tmp_path) as running:
+        opened(look, running.address).get_by_text("No runs here yet").wait_for()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import gzip
 import hashlib
 import json
 import math
@@ -18,7 +20,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from normec import DPSGD, Callback, Clip, Privacy, Problem, Rotation, train
+from normec import DPSGD, Clip, NormEC, Privacy, Problem, Rotation, train
 from normec.errors import UsageError
 from normec.experiments import compare, resolve
 from normec.privacy import gaussian
@@ -30,6 +32,7 @@ from normec.settings import load
 from normec.storage.history import History
 
 from ..cli.command import normec
+from ..support.runs import EndAt
 from .conftest import GRID
 
 
@@ -105,8 +108,6 @@ def test_the_same_folder_gives_the_same_bytes(copied: Path) -> None:
 
 
 def test_pages_are_small_and_carry_the_library_as_it_was_published() -> None:
-    import gzip
-
     script = gzip.decompress(document.plotly_compressed())
     assert script.startswith(b"/**\n* plotly.js (cartesian - minified) v4.1.1")
     published = "79542150855a52c567260e3137095dbe2b744e6d702a5cabe67da246942fba7a"  # of the package on npm
@@ -158,12 +159,8 @@ def test_a_changed_ledger_is_not_believed(copied: Path) -> None:
 
 
 def test_a_run_that_was_started_from_python_has_a_page(tmp_path: Path) -> None:
-    import torch
-
-    import normec as n
-
-    problem = n.Problem.from_functions([lambda x: (x - 1).square().sum(), lambda x: x.square().sum()], torch.zeros(3))
-    n.train(problem, n.NormEC(alpha=0.1, beta=0.1), lr=0.1, rounds=5, out=tmp_path / "own")
+    problem = Problem.from_functions([lambda x: (x - 1).square().sum(), lambda x: x.square().sum()], torch.zeros(3))
+    train(problem, NormEC(alpha=0.1, beta=0.1), lr=0.1, rounds=5, out=tmp_path / "own")
     text = read(page.write(tmp_path / "own")).text
     assert "NormEC" in text
     assert "started from Python" in text
@@ -198,8 +195,6 @@ def test_more_columns_and_a_table_of_clients_are_shown_when_there(copied: Path) 
 
 
 def test_whether_a_run_is_training_is_seen_without_its_lock(tmp_path: Path) -> None:
-    import fcntl
-
     lock = (tmp_path / ".lock").open("wb")
     assert not being_written(tmp_path)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -255,18 +250,12 @@ def test_the_plain_words_are_within_the_guarantee(library: Path) -> None:
         assert alarms < caught <= math.exp(8) * alarms + 1e-5
 
 
-class _Stop(Callback):
-    def round(self, round: int) -> None:
-        if round == 4:
-            self.run.stop("seen enough")
-
-
 @pytest.mark.parametrize(("groups", "stops"), [(1, False), (4, False), (1, True)])
 def test_the_plain_words_are_those_of_the_stated_epsilon(groups: int, stops: bool, tmp_path: Path) -> None:
     """An observer of one client that takes its turns; and a rule that stopped early might have stopped later."""
     bowls = Problem.from_functions([lambda x, c=c: ((x - c) ** 2).sum() for c in range(8)], torch.zeros(3))
     privacy = Privacy(epsilon=5, trust="secure-sum")  # e^5 is 148.4
-    how = {"participation": Rotation(groups), "callbacks": [_Stop()] if stops else []}
+    how = {"participation": Rotation(groups), "callbacks": [EndAt(4)] if stops else []}
     run = train(bowls, DPSGD(Clip(1.0)), lr=0.1, rounds=20, seed=0, privacy=privacy, out=tmp_path, **how)
     assert run.privacy is not None
     page = (tmp_path / "report.html").read_text()

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,18 +20,15 @@ from normec.report.server import Server
 
 from ..cli.command import start
 from ..support.waiting import LIMIT
+from .conftest import serving
 
 ENDLESS = "10000000"
 
 
 @pytest.fixture
 def server(copied: Path) -> Iterator[Server]:
-    with Server(copied) as running:
-        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with serving(copied) as running:
         yield running
-        running.shutdown()
-        thread.join()
 
 
 def get(server: Server, path: str, host: str | None = None) -> tuple[int, bytes, http.client.HTTPMessage]:
@@ -113,7 +109,7 @@ def test_other_names_of_this_machine_are_refused(server: Server) -> None:
     assert server.server_address[0] == "127.0.0.1"
 
 
-def test_only_what_changed_is_told_again(server: Server, copied: Path) -> None:
+def test_only_what_changed_is_sent_again(server: Server, copied: Path) -> None:
     first = changes(server)
     assert first["whole"]
     runs = {entry["path"]: entry for entry in first["changed"]}
@@ -136,7 +132,7 @@ def test_only_what_changed_is_told_again(server: Server, copied: Path) -> None:
     assert changes(server, "other-7")["whole"]  # a token of another server
 
 
-def test_new_rows_are_told_once(server: Server, copied: Path) -> None:
+def test_new_rows_are_sent_once(server: Server, copied: Path) -> None:
     def ask(have: int, last: int) -> dict[str, Any]:
         return dict(json.loads(get(server, f"/rows/private?have={have}&last={last}")[1]))
 

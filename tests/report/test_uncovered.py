@@ -13,6 +13,7 @@ from normec.report.listing import Listing
 from normec.report.run_view import read_run
 from normec.settings import make
 from normec.storage.history import NOT_COVERED, UNNOISED
+from normec.training.callbacks import Callback
 from normec.training.summary import write_summary
 
 from .conftest import SMALL, run
@@ -117,8 +118,6 @@ def test_several_runs_are_drawn_by_the_same_column(library: Path) -> None:
 
 
 def test_a_comparison_without_diagnostics_has_a_page(tmp_path: Path) -> None:
-    from normec.training.callbacks import Callback
-
     entries = compare.candidates(["normec", "dpsgd-norm"], SMALL)
     compare.write(compare.run(entries, tmp_path, lambda _: Callback()), tmp_path)
     found = read(tmp_path / "report.html")

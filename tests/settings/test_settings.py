@@ -23,7 +23,7 @@ from normec.report import page
 from normec.settings import RunConfig, load, make
 from normec.settings.config import SETTINGS, varied
 from normec.settings.declaration import GROUPS
-from normec.settings.validation import to_toml
+from normec.system.files import to_toml
 from normec.training.memory_table import HOMES
 
 SMALL: dict[str, Any] = {"clients": 4, "rounds": 6, "seed": 3}
@@ -119,7 +119,7 @@ def test_every_setting_is_described() -> None:
     ],
 )
 def test_runs_keep_their_names(settings: dict[str, Any], digest: str) -> None:
-    """Folders of sweeps and committed records are known by these digests; they were taken before the declaration."""
+    """Folders of sweeps and committed records are known by these digests, which therefore must not change."""
     assert make(settings).digest() == digest
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from normec import Problem
+from normec.problems.functions import FunctionProblem
 from normec.problems.objective import Objective
 
 from .reference import Logistic, Quadratics
@@ -44,6 +46,21 @@ def logistic(seed: int) -> tuple[Logistic, Objective]:
         penalty=lambda x: 0.1 * (x**2 / (1 + x**2)).sum(),
     )
     return Logistic(a, y, 0.1), problem
+
+
+def shifted(alike: bool = False) -> tuple[Logistic, FunctionProblem]:
+    """Five clients with six records each, whose inputs lie apart unless they are `alike`; d = 7, λ = 0.01, x⁰ = 0."""
+    draw = np.random.default_rng(4)
+    n, records, d = 5, 6, 7
+    a = [draw.normal(size=(records, d)) + i for i in range(n)]
+    y = [np.sign(draw.normal(size=records)) for _ in range(n)]
+    f = Logistic([a[0]] * n if alike else a, [y[0]] * n if alike else y, 0.01)
+
+    def loss(i: int) -> Callable[[Tensor], Tensor]:
+        inputs, signs = torch.from_numpy(f.a[i]), torch.from_numpy(f.y[i])
+        return lambda x: nn.functional.softplus(-signs * (inputs @ x)).mean() + f.lam * (x**2 / (1 + x**2)).sum()
+
+    return f, Problem.from_functions([loss(i) for i in range(n)], torch.zeros(d, dtype=torch.float64))
 
 
 PROBLEMS = {"quadratics": quadratics, "logistic": logistic}

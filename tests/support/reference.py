@@ -7,6 +7,7 @@ memory errors before each round and the last memories and estimate. `drawn(k)` n
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -182,3 +183,10 @@ def coins(seed: int, purpose: str, step: int, count: int) -> list[float]:
     key = int.from_bytes(hashlib.blake2b(f"{seed}/{purpose}".encode(), digest_size=8).digest(), "little") // 2
     words = [word for block in range(count // 4 + 1) for word in philox64([block + 1, step, 0, 0], [key, 0])]
     return [word // 2**11 / 2**53 for word in words[:count]]
+
+
+def seeded_noise(seed: int, name: str, round: int, count: int) -> Vector:
+    """Standard normal noise of a round's sum by the definition of seeded noise: PCG64DXSM, keyed by the path."""
+    path = [seed, name, "round", round, "attempt", 0, "sum"]
+    key = int.from_bytes(hashlib.sha256(json.dumps(path).encode()).digest(), "little")
+    return np.random.Generator(np.random.PCG64DXSM(key)).standard_normal(count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -43,9 +44,46 @@ class StopAt(Callback):
                 os.kill(os.getpid(), signal.SIGINT)
 
 
+class InterruptAt(Callback):
+    """Raises KeyboardInterrupt when so many rounds are done: the run ends where it is, without a result."""
+
+    def __init__(self, round: int) -> None:
+        self.at = round
+
+    def round(self, round: int) -> None:
+        if round == self.at:
+            raise KeyboardInterrupt
+
+
+class EndAt(Callback):
+    """A rule that ends the run when so many rounds are done."""
+
+    def __init__(self, round: int) -> None:
+        self.at = round
+
+    def round(self, round: int) -> None:
+        if round == self.at:
+            self.run.stop("that is enough")
+
+
 def snapshot(folder: Path) -> dict[str, bytes]:
     """Every file under a folder with its bytes."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def results(folder: Path) -> dict[str, Any]:
+    """Every file of a run but its page, without wall-clock times and without the checksum that covers them."""
+    found: dict[str, Any] = {name: data for name, data in snapshot(folder).items() if name != "report.html"}
+    for name in found.keys() & {"summary.json", "checkpoint/latest.json"}:
+        held = json.loads(found[name])
+        found[name] = {key: value for key, value in held.items() if key not in ("timings", "checksum")}
+    return found
+
+
+def releases(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a run's ledger that pay for releases."""
+    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "release"]
 
 
 def alike(a: Run, b: Run) -> None:

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_where_the_theory_has_nothing_to_say(case: str) -> None:
+def test_runs_that_no_theorem_covers_are_refused(case: str) -> None:
     options, reason = REFUSED[case]
     with pytest.raises(UsageError, match=reason):
         train(problem(), NormEC(1.0, 1.0), **{"lr": "theory", "rounds": 5, **options})

@@ -7,6 +7,8 @@ import pytest
 
 from normec import theory
 from normec.errors import UsageError
+from normec.theory.forgetting import gamma_max as gamma_max_of_forgetting
+from normec.theory.private import _mean_root
 
 from . import instances
 
@@ -34,7 +36,7 @@ def test_theorem_2_is_broken_as_stated_and_holds_as_corrected() -> None:
 
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_the_corrected_bounds_hold_over_seeds(decay: float) -> None:
-    """Where they are informative: many clients, small noise; 200 instances, 5 seeds each."""
+    """Where they are informative: many clients, small noise; 40 instances, 5 seeds each."""
     m, seeds, clients, dim, rounds = 40, 5, 50, 4, 200
     problem = instances.random(m, clients, dim, seed=7)
     constants = problem.constants
@@ -46,9 +48,7 @@ def test_the_corrected_bounds_hold_over_seeds(decay: float) -> None:
     if decay:
         gamma = gamma * 0.1
         B = theory.gradient_bound(grad_max=B, L_max=constants["L_max"], gamma=gamma, rounds=rounds)
-        from normec.theory.forgetting import gamma_max
-
-        good = gamma_max(beta=beta, R=R, alpha=alpha, L_max=constants["L_max"], decay=decay, B=B) >= gamma
+        good = gamma_max_of_forgetting(beta=beta, R=R, alpha=alpha, L_max=constants["L_max"], decay=decay, B=B) >= gamma
         assert good.sum() >= 5
     _, _, after = instances.normec(problem, alpha, beta, gamma, memory, rounds, sigma=0.2, decay=decay)
     errors = theory.memory_errors(
@@ -89,8 +89,6 @@ def test_the_noise_in_the_estimate_is_the_walk_and_the_stationary_process() -> N
 
 
 def test_the_mean_of_roots_is_bounded_from_above() -> None:
-    from normec.theory.private import _mean_root
-
     for rounds in (1, 2, 10, 1000):
         for warmup in (0, 1, 50):
             exact = np.sqrt(np.arange(warmup + 1, warmup + rounds + 1)).mean()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,24 @@ from normec.settings import make
 from normec.trackers import MLflow, TensorBoard, Tracker, named
 from normec.training.callbacks import Callback
 
+from ..cli.command import normec
+from ..support.runs import EndAt, StopAt
+
 SMALL: dict[str, Any] = {"data": "digits", "clients": 10, "rounds": 12, "evaluate_every": 3, "checkpoint_seconds": 0.0}
 Points = dict[str, list[tuple[int, float]]]
 
 
-class Stop(Callback):
-    """Asks for the end after a round, as Ctrl-C does."""
+class Endings(Tracker):
+    """Records how runs end."""
 
-    def __init__(self, after: int) -> None:
-        self._after = after
+    def start(self, first_round: int) -> None:  # noqa: ARG002
+        self.endings: list[tuple[str, str | None]] = []
 
-    def round(self, round: int) -> None:
-        if round == self._after:
-            signal.raise_signal(signal.SIGINT)
+    def log(self, values: dict[str, float], round: int) -> None:
+        pass
+
+    def finish(self, status: str, error: str | None) -> None:
+        self.endings.append((status, error))
 
 
 def expected(folder: Path) -> Points:
@@ -41,18 +46,10 @@ def expected(folder: Path) -> Points:
 
 
 def train(folder: Path, trackers: list[Tracker], *more: Callback, **settings: Any) -> None:
-    made = make({**SMALL, **settings})
-    for tracker in trackers:
-        tracker.__enter__()
-    error = None
-    try:
-        runs.execute(made, folder, [*more, *trackers])
-    except Diverged as diverged:
-        error = diverged
-    for tracker in trackers:
-        tracker.__exit__(type(error) if error else None, error, None)
-    if error is not None:
-        raise error
+    with ExitStack() as entered:
+        for tracker in trackers:
+            entered.enter_context(tracker)
+        runs.execute(make({**SMALL, **settings}), folder, [*more, *trackers])
 
 
 def close(found: Points, wanted: Points) -> None:
@@ -60,6 +57,13 @@ def close(found: Points, wanted: Points) -> None:
     for name, points in wanted.items():
         assert [step for step, _ in found[name]] == [step for step, _ in points]
         assert [value for _, value in found[name]] == pytest.approx([value for _, value in points], rel=1e-6)
+
+
+@pytest.mark.parametrize(("callback", "status"), [(EndAt(2), "finished"), (StopAt(2), "interrupted")])
+def test_only_a_run_that_can_go_on_is_interrupted(tmp_path: Path, callback: Callback, status: str) -> None:
+    tracker = Endings()
+    train(tmp_path / "run", [tracker], callback, rounds=4)
+    assert tracker.endings == [(status, None)]
 
 
 # TensorBoard
@@ -79,7 +83,7 @@ def test_tensorboard_has_every_row(tmp_path: Path) -> None:
 
 
 def test_tensorboard_goes_on_with_a_run_that_was_stopped(tmp_path: Path) -> None:
-    train(tmp_path / "run", [TensorBoard(tmp_path / "tb")], Stop(5))
+    train(tmp_path / "run", [TensorBoard(tmp_path / "tb")], StopAt(5))
     assert len(events(tmp_path / "tb")["epsilon"]) < 13
     train(tmp_path / "run", [TensorBoard(tmp_path / "tb")])
     close(events(tmp_path / "tb"), expected(tmp_path / "run"))
@@ -123,7 +127,7 @@ def test_mlflow_has_every_row_and_setting(tmp_path: Path, store: str) -> None:
 @pytest.mark.slow
 def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, store: str) -> None:
     first, second = (MLflow(store, key="it's this one") for _ in range(2))
-    train(tmp_path / "run", [first], Stop(5))
+    train(tmp_path / "run", [first], StopAt(5))
     assert client(store).get_run(first.run_id).info.status == "KILLED"
     train(tmp_path / "run", [second])
     assert second.run_id == first.run_id
@@ -140,6 +144,21 @@ def test_a_diverged_run_is_failed_in_mlflow(tmp_path: Path, store: str) -> None:
     assert "is not finite in round 1" in run.data.tags["error"]
 
 
+def test_a_store_that_is_lost_at_the_end_does_not_end_the_run(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow.exceptions import MlflowException
+
+    def gone(*_: object) -> None:
+        raise MlflowException("the server is gone")
+
+    tracker = MLflow(store)
+    monkeypatch.setattr(tracker._client, "set_terminated", gone)
+    with pytest.warns(UserWarning, match="MLflow lost .*: the server is gone"):
+        train(tmp_path / "run", [tracker], rounds=2)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "finished"
+
+
 def test_a_store_that_cannot_be_used_is_said_before_training(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     with pytest.raises(UsageError, match=r"^MLflow cannot use nowhere://x: .*"):
@@ -150,8 +169,6 @@ def test_a_store_that_cannot_be_used_is_said_before_training(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_command_tracks(tmp_path: Path) -> None:
-    from ..cli.command import normec
-
     asked = ("train", "--rounds", "6", "--clients", "10", "--out", "run", "--quiet", "--json")
     done = normec(*asked, "--track", "tensorboard", "--track", "mlflow:sqlite:///own.db", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Rounds closed at once against rounds step by step, on any device: the same bits."""
+"""Rounds as CUDA graphs record them against rounds step by step, on any device: the same bits."""
 
 from __future__ import annotations
 
@@ -84,25 +84,25 @@ def ended(under_way: TrainingLoop) -> Run:
 
 
 def compare(name: str, device: str, kind: str = "linear") -> None:
-    """Every round that may be is closed at once, and nothing shows."""
+    """A run whose rounds are computed as for a recording, where they may be, has the bits of a run step by step."""
     method, options = CASES[name]
-    plain, closed = rounds(kind, method, device, options), rounds(kind, method, device, options)
+    plain, at_once = rounds(kind, method, device, options), rounds(kind, method, device, options)
     plain.graphed.able = False
-    assert closed.graphed.suited == (name in ABLE)
-    closed.graphed.able = closed.graphed.suited  # as it is on a GPU
+    assert at_once.graphed.suited == (name in ABLE)
+    at_once.graphed.able = at_once.graphed.suited  # as it is on a GPU
     count = 0
-    run = closed.graphed.run
+    run = at_once.graphed.run
 
     def counted(*given: Any) -> torch.Tensor | None:
         nonlocal count
         count += 1
         return run(*given)
 
-    closed.graphed.run = counted  # type: ignore[method-assign]
-    same(ended(plain), ended(closed))
+    at_once.graphed.run = counted  # type: ignore[method-assign]
+    same(ended(plain), ended(at_once))
     # Of 23 rounds the five with a row are not.
     assert count == (18 if name in ABLE else 0), count
-    recorded = closed.graphed._graphs
+    recorded = at_once.graphed._graphs
     if name in ABLE and recorded is not None:
         assert recorded._kept, "nothing was recorded"
 
@@ -138,17 +138,17 @@ def check_blame(device: str) -> None:
 def check_gradients_that_move(device: str) -> None:
     """An engine may put the gradients elsewhere in every round; the rounds are replayed nevertheless."""
     options = {"participation": FixedSize(3), "rounds": 40, "logging": Logging(every=10**6, evaluate_every=10**6)}
-    plain, closed = (rounds("linear", NormEC(0.1, 0.3), device, options) for _ in range(2))
-    plain.graphed.able, closed.graphed.able = False, closed.graphed.suited
-    run, held = closed.graphed.run, []
+    plain, at_once = (rounds("linear", NormEC(0.1, 0.3), device, options) for _ in range(2))
+    plain.graphed.able, at_once.graphed.able = False, at_once.graphed.suited
+    run, held = at_once.graphed.run, []
 
     def elsewhere(state: Any, block: Any) -> torch.Tensor | None:
         held.append(replace(block, grads=block.grads.clone(), losses=block.losses.clone()))  # no address is used twice
         return run(state, held[-1])
 
-    closed.graphed.run = elsewhere  # type: ignore[method-assign]
-    same(ended(plain), ended(closed))
+    at_once.graphed.run = elsewhere  # type: ignore[method-assign]
+    same(ended(plain), ended(at_once))
     assert len(held) > 30
-    recorded = closed.graphed._graphs
+    recorded = at_once.graphed._graphs
     if recorded is not None:
         assert sum(recorded._seen.values()) < len(held) / 2, "most rounds were not replayed"

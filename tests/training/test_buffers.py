@@ -102,7 +102,7 @@ def test_a_client_not_drawn_keeps_its_buffers() -> None:
         {"logging": Logging(full_gradient=True, every=1)},
     ],
 )
-def test_looking_does_not_move_the_buffers(options: dict[str, object]) -> None:
+def test_logging_does_not_move_the_buffers(options: dict[str, object]) -> None:
     problem = Problem(network(), F.cross_entropy, CLIENTS, TEST)
     quiet = train(problem, GD(), lr=LR, rounds=9, batch_size=4, logging=Logging(every=100, evaluate_every=100))
     looked = train(problem, GD(), lr=LR, rounds=9, batch_size=4, **options)  # type: ignore[arg-type]

@@ -16,6 +16,8 @@ import normec as n
 from normec.privacy.accounting import Event, epsilon_of
 from normec.storage.history import Row
 
+from ..support.runs import EndAt, InterruptAt, releases
+
 
 def problem(noisy: bool = False, **more: Any) -> n.Problem:
     """Clients of a linear model; `noisy` validation labels get worse the longer one trains."""
@@ -39,9 +41,9 @@ class Watcher(n.Callback):
     """Compares what a run shows with the run itself."""
 
     def __init__(self, stop_at: int | None = None) -> None:
-        self.stop_at, self.models, self.results = stop_at, {}, {}
-        self.models: dict[int, Tensor]
-        self.results: dict[int, dict[str, float]]
+        self.stop_at = stop_at
+        self.models: dict[int, Tensor] = {}
+        self.results: dict[int, dict[str, float]] = {}
 
     def round(self, round: int) -> None:
         assert self.run.round == round
@@ -100,12 +102,6 @@ def test_a_stopped_private_run_pays_for_its_rounds_and_states_the_planned_epsilo
     assert not any("planned" in note for note in whole.privacy.notes)
 
 
-class Killed(n.Callback):
-    def round(self, round: int) -> None:
-        if round == 15:
-            raise KeyboardInterrupt
-
-
 def test_the_epsilon_of_a_stopped_run_counts_rounds_that_were_released_twice(tmp_path: Path) -> None:
     """Rounds after the only checkpoint are made again by other code, so they are other releases."""
     how = {**OPTIONS, "privacy": n.Privacy(sigma=2.0, trust="central"), "out": tmp_path}
@@ -116,13 +112,12 @@ def test_the_epsilon_of_a_stopped_run_counts_rounds_that_were_released_twice(tmp
         return n.Problem.from_functions(found, torch.zeros(2))
 
     with pytest.raises(KeyboardInterrupt):
-        n.train(bowls(0.0), METHOD, callbacks=[Killed()], **how)
-    run = n.train(bowls(1.0), METHOD, callbacks=[Enough(18)], **how)
+        n.train(bowls(0.0), METHOD, callbacks=[InterruptAt(15)], **how)
+    run = n.train(bowls(1.0), METHOD, callbacks=[EndAt(18)], **how)
     assert run.privacy is not None
-    lines = [json.loads(line) for line in (tmp_path / "ledger.jsonl").read_text().splitlines()]
-    releases = [line for line in lines if line.get("kind") == "release"]
-    assert run.privacy.releases == sum(line["count"] for line in releases) > 18 + 5
-    multiplier = releases[0]["multiplier"]
+    paid = releases(tmp_path)
+    assert run.privacy.releases == sum(line["count"] for line in paid) > 18 + 5
+    multiplier = paid[0]["multiplier"]
     whole = epsilon_of([Event(multiplier, count=run.privacy.releases + 40 - 18)], how["privacy"].delta)
     assert run.privacy.epsilon == pytest.approx(whole, rel=1e-9)
     assert n.load(tmp_path).privacy.epsilon == run.privacy.epsilon  # type: ignore[union-attr]
@@ -133,12 +128,10 @@ def test_a_stopped_run_whose_budget_would_not_last_states_the_budget(tmp_path: P
     how = {**OPTIONS, "privacy": n.Privacy(epsilon=5, trust="central", noise="secure"), "out": tmp_path}
     functions = [lambda x, c=c: ((x - c) ** 2).sum() / 2 for c in (1.0, 2.0, 6.0)]
     with pytest.raises(KeyboardInterrupt):
-        n.train(n.Problem.from_functions(functions, torch.zeros(2)), METHOD, callbacks=[Killed()], **how)
+        n.train(n.Problem.from_functions(functions, torch.zeros(2)), METHOD, callbacks=[InterruptAt(15)], **how)
     lines = (tmp_path / "ledger.jsonl").read_text().splitlines()
     (tmp_path / "checkpoint" / "releases.jsonl").unlink(missing_ok=True)
-    run = n.train(
-        n.Problem.from_functions(functions, torch.zeros(2)), METHOD, callbacks=[Enough(len(lines) + 2)], **how
-    )
+    run = n.train(n.Problem.from_functions(functions, torch.zeros(2)), METHOD, callbacks=[EndAt(len(lines) + 2)], **how)
     assert run.privacy is not None
     assert run.privacy.stopped_by_rule
     assert run.privacy.epsilon == 5.0
@@ -154,19 +147,10 @@ def test_the_epsilon_of_a_stopped_run_counts_reserved_rounds_once(sampling: floa
     bowls = n.Problem.from_functions(functions, torch.zeros(2))
     whole = epsilon_of([Event(3.0 * 3**0.5, sampling or 1.0, 1000)], privacy.delta)
     for rounds in (55, 57):  # the second time the run goes on inside its reservation
-        run = n.train(bowls, METHOD, callbacks=[Enough(rounds)], out=tmp_path / "run", **how)
+        run = n.train(bowls, METHOD, callbacks=[EndAt(rounds)], out=tmp_path / "run", **how)
         assert run.privacy is not None
         assert (run.state.round, run.privacy.releases) == (rounds, 60)
         assert run.privacy.epsilon == pytest.approx(whole, rel=1e-9)
-
-
-class Enough(n.Callback):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def round(self, round: int) -> None:
-        if round == self.at:
-            self.run.stop("that is enough")
 
 
 def by_hand(values: list[float], patience: int, least: float, larger: bool) -> int | None:

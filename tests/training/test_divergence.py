@@ -79,7 +79,7 @@ def test_a_loss_that_is_not_finite_in_the_first_round_leaves_no_folder(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_so_it_is_with_the_first_gradient_as_memory(tmp_path: Path) -> None:
+def test_a_first_gradient_that_is_not_finite_leaves_no_folder_where_it_becomes_a_memory(tmp_path: Path) -> None:
     problem = Problem.from_functions([bowl, lambda x: bowl(x) * math.nan], torch.zeros(2))
     with pytest.raises(Diverged, match=r"client 1 .* round 0"):
         train(problem, Clip21(0.1), lr=0.1, rounds=5, out=tmp_path / "run", memory=Memory(initial="gradient"))

@@ -15,10 +15,11 @@ from torch.utils.data import TensorDataset
 
 import normec as n
 from normec.privacy.accounting import Event, epsilon_of
+from normec.privacy.ledger import Ledger
 from normec.privacy.ledger_verification import verified
 from normec.privacy.mechanism import Mechanism
 
-from ..support.runs import StopAt
+from ..support.runs import StopAt, releases, snapshot
 
 
 def problem(seed: int = 0) -> n.Problem:
@@ -82,22 +83,17 @@ def test_an_extended_run_that_is_interrupted_goes_on(tmp_path: Path) -> None:
 PRIVATE = n.Privacy(epsilon=3.0, trust="central")
 
 
-def releases(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == "release"]
-
-
 def test_a_target_must_be_raised_and_the_noise_stays_as_it_was(tmp_path: Path) -> None:
     first = trained(tmp_path, 10, privacy=PRIVATE)
     assert first.privacy is not None
     multiplier = releases(tmp_path)[0]["multiplier"]
     needed = epsilon_of([Event(multiplier, count=25)], PRIVATE.delta)
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    before = snapshot(tmp_path)
     with pytest.raises(n.UsageError, match=r"amount to epsilon = .* above 3; to accept that") as refusal:
         trained(tmp_path, 25, privacy=PRIVATE)
     with pytest.raises(n.UsageError, match="to accept that"):
         trained(tmp_path, 25, privacy=n.Privacy(epsilon=needed * 0.99, trust="central"))
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
+    assert snapshot(tmp_path) == before
     offered = float(str(refusal.value).split("ask for epsilon = ")[1].split(",")[0])
     assert offered == pytest.approx(needed, abs=1e-3)
     assert offered >= needed
@@ -189,8 +185,6 @@ def test_a_run_is_finished_before_it_gets_more_rounds(tmp_path: Path) -> None:
 
 
 def test_a_ledger_of_another_epsilon_is_refused_outside_a_continued_run(tmp_path: Path) -> None:
-    from normec.privacy.ledger import Ledger
-
     with Ledger(tmp_path / "ledger.jsonl", PRIVATE, 10) as ledger:
         ledger.spend(0, Event(4.0), 1.0)
     larger = n.Privacy(epsilon=4.0, trust="central")
@@ -206,8 +200,6 @@ def test_a_ledger_of_another_epsilon_is_refused_outside_a_continued_run(tmp_path
 
 @pytest.mark.parametrize("change", [{"delta": 0.1}, {"unit": "record"}, {"relation": "replace"}, {"trust": "local"}])
 def test_a_larger_epsilon_does_not_hide_another_change_of_a_ledger(change: Any, tmp_path: Path) -> None:
-    from normec.privacy.ledger import Ledger
-
     with Ledger(tmp_path / "ledger.jsonl", PRIVATE, 10) as ledger:
         ledger.spend(0, Event(4.0), 1.0)
     other = dataclasses.replace(PRIVATE, epsilon=4.0, **change)

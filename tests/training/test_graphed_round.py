@@ -1,4 +1,4 @@
-"""A round closed at once is a round: the same bits, the same blame."""
+"""Rounds as they are recorded on a GPU, here without a recording: the same bits and the same errors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from .graphed_round_checks import CASES, check_blame, check_gradients_that_move,
 
 @pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", CASES)
-def test_closed_rounds_are_rounds(name: str) -> None:
+def test_rounds_that_may_be_recorded_have_the_bits_of_rounds_step_by_step(name: str) -> None:
     compare(name, "cpu")
 
 
-def test_what_breaks_unseen_is_blamed() -> None:
+def test_what_breaks_between_two_rows_is_reported_with_its_round_and_client() -> None:
     check_blame("cpu")
 
 
-def test_gradients_may_move() -> None:
+def test_gradients_may_lie_elsewhere_in_every_round() -> None:
     check_gradients_that_move("cpu")

@@ -10,7 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from normec import EF21, GD, Callback, Clip21, FixedSize, Logging, Memory, NormEC, Run, TopK, UsageError, train
+from normec import (
+    EF21,
+    GD,
+    Callback,
+    Clip21,
+    FixedSize,
+    Logging,
+    Memory,
+    NormEC,
+    Privacy,
+    Run,
+    TopK,
+    UsageError,
+    train,
+)
 from normec.training.memory_table import HOMES, Home, MemoryTable
 
 from ..support.runs import StopAt, problem, same
@@ -162,8 +176,6 @@ def test_forgetting_wears_rounded_memories_down() -> None:
 
 
 def test_private_runs_keep_exact_memories() -> None:
-    from normec import Privacy
-
     with pytest.raises(UsageError, match="private runs keep their memories"):
         train(
             problem("linear"),

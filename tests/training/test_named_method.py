@@ -9,9 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from normec import NormEC, Poisson, Privacy, Problem, UsageError, train
+from normec import (
+    AdaptiveClip,
+    Everyone,
+    FixedSize,
+    NormEC,
+    Poisson,
+    Privacy,
+    Problem,
+    Rotation,
+    UsageError,
+    train,
+)
 from normec.experiments import build, methods
 from normec.settings import make
+from normec.training.named_method import method_of
 
 from ..support.runs import problem
 
@@ -49,22 +61,27 @@ def test_the_usual_rounds() -> None:
     assert train(of, "gd", rounds=3).state.round == 3
 
 
-def test_the_share_of_participating_clients_is_known_to_the_method() -> None:
-    run = train(problem(), "scaffold", rounds=2, participation=Poisson(0.5))
-    assert run.state.round == 2
+@pytest.mark.parametrize(
+    ("participation", "share"),
+    [(None, 1.0), (Everyone(), 1.0), (Poisson(0.3), 0.3), (FixedSize(3), 3 / 4), (Rotation(2, 0.5), 1 / 4)],
+)
+def test_adaptive_clipping_gets_the_share_of_the_clients_that_take_part(participation: Any, share: float) -> None:
+    method, _ = method_of("dpsgd-adaptive", problem(), False, participation)
+    assert isinstance(method, AdaptiveClip)
+    assert method.participation == pytest.approx(share)
 
 
-class FirstClient:
-    """A rule of the caller's own, which states no share."""
+class FirstTwo:
+    """A rule of the user's own, which states no share."""
 
     def draw(self, clients: int, round: int, seed: int) -> Tensor:  # noqa: ARG002
-        return torch.tensor([0])
+        return torch.arange(2)
 
 
-def test_a_rule_that_states_no_share_needs_a_method_as_an_object() -> None:
-    with pytest.raises(UsageError, match="which FirstClient does not state; give the method as an object"):
-        train(problem(), "normec", rounds=1, participation=FirstClient())
-    assert train(problem(), NormEC(), lr=0.1, rounds=1, participation=FirstClient()).finished
+def test_only_methods_that_need_the_share_refuse_a_rule_whose_share_is_not_known() -> None:
+    assert train(problem(), "normec", rounds=2, participation=FirstTwo()).state.messages == 4
+    with pytest.raises(UsageError, match=r"dpsgd-adaptive depends on the share .* which FirstTwo does not state; give"):
+        train(problem(), "dpsgd-adaptive", rounds=2, participation=FirstTwo())
 
 
 def test_default_settings_of_a_method() -> None:

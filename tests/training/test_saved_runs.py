@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import normec as n
-from normec.experiments import results, runs
+from normec.experiments import build, results, runs
 from normec.experiments.export import to_csv
 from normec.privacy.ledger_verification import verified
 from normec.report import page
@@ -26,6 +26,8 @@ from normec.report.run_view import read_run
 from normec.settings import make
 from normec.storage.history import History, in_a_line
 from normec.training.prediction import predicted
+
+from ..support.runs import InterruptAt
 
 
 def net() -> nn.Module:
@@ -89,13 +91,8 @@ def test_a_finished_run_is_not_changed_and_a_lost_page_is_written_again(tmp_path
 
 
 def test_an_interrupted_and_a_diverged_run_say_so(tmp_path: Path) -> None:
-    class Stop(n.Callback):
-        def round(self, round: int) -> None:
-            if round == 3:
-                raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        trained(out=tmp_path / "killed", callbacks=[Stop()])
+        trained(out=tmp_path / "killed", callbacks=[InterruptAt(3)])
     assert page.write(tmp_path / "killed").exists()
     hills = [lambda x: -(x**4).sum()]
     with pytest.raises(n.Diverged):
@@ -209,9 +206,7 @@ def test_a_saved_private_run_without_its_ledger_is_refused(tmp_path: Path) -> No
 
 def test_a_run_of_the_command_line_is_loaded_with_its_model(tmp_path: Path) -> None:
     result = runs.execute(make({"rounds": 4, "clients": 4, "private": False, "model": "mlp"}), tmp_path / "run")
-    from normec.experiments.build import problem as built
-
-    held = built(make({"clients": 4, "private": False, "model": "mlp"}))
+    held = build.problem(make({"clients": 4, "private": False, "model": "mlp"}))
     assert held.test is not None
     inputs, targets = held.test.batch(0, None)
     again = n.load(tmp_path / "run")
@@ -347,7 +342,7 @@ def test_without_safetensors_a_run_needs_no_folder_and_writes_none(tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
-def test_metrics_of_ones_own_are_on_the_page_and_in_the_table_of_results(tmp_path: Path) -> None:
+def test_metrics_of_the_users_own_are_on_the_page_and_in_the_table_of_results(tmp_path: Path) -> None:
     draw = torch.Generator().manual_seed(0)
     sets = [TensorDataset(torch.randn(9, 4, generator=draw), torch.arange(9) % 3) for _ in range(3)]
     metrics = {"third": lambda outputs, _: (outputs.argmax(1) == 2).double().mean()}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from itertools import pairwise
-from statistics import NormalDist
 from typing import Any, NoReturn
 
 import numpy as np
@@ -19,18 +18,9 @@ from normec import Privacy, Problem, PublicFacts, Suggestion, UsageError, sugges
 from normec.algorithms.catalogue import METHODS
 from normec.training import suggestion as rule
 
+from ..support.gaussian_mechanism import gaussian_mu
+
 FACTS = PublicFacts(clients=100, dimension=650)
-PHI = NormalDist().cdf
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """μ of the Gaussian mechanism with this (ε, δ), by bisection of δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ)."""
-    low, high = 1e-3, 50.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        spent = PHI(middle / 2 - epsilon / middle) - math.exp(epsilon) * PHI(-middle / 2 - epsilon / middle)
-        low, high = (middle, high) if spent < delta else (low, middle)
-    return low
 
 
 def unseen(_: Tensor) -> NoReturn:
@@ -261,7 +251,7 @@ def test_every_reason_is_a_sentence() -> None:
     assert "expect little" in dataclasses.replace(found, noise=2.0).outlook
 
 
-def test_an_argument_that_is_no_method_and_a_method_of_ones_own_are_refused() -> None:
+def test_an_argument_that_is_no_method_and_a_method_of_the_users_own_are_refused() -> None:
     with pytest.raises(UsageError, match=r"got an object Privacy; .*the privacy statement as privacy="):
         suggest(FACTS, Privacy(epsilon=8))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"no rule is known for a method of your own, my\.py:Mine"):

@@ -176,7 +176,7 @@ def test_the_step_size_may_follow_a_schedule() -> None:
 
 
 def test_mini_batches_and_epochs() -> None:
-    """8 records on average, batches of 3: two rounds a pass. Each client's gradient is on its own batch."""
+    """8 records on average and batches of 3: an epoch is two rounds; with full batches it is one."""
     by_epochs = train(problem(), GD(), lr=LR, epochs=4, batch_size=3, seed=SEED)
     assert by_epochs.rounds == by_epochs.state.round == 8
     assert torch.equal(by_epochs.x, train(problem(), GD(), lr=LR, rounds=8, batch_size=3, seed=SEED).x)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..errors import UsageError, non_negative, positive
+from ..errors import UsageError, below_one, non_negative, positive
 
 
 class AdamBC(Optimizer):
@@ -39,8 +39,7 @@ class AdamBC(Optimizer):
         non_negative(lr=lr, noise_variance=noise_variance)
         positive(floor=floor)
         for beta in betas:
-            if not 0 <= beta < 1:
-                raise UsageError(f"betas must lie in [0, 1), got {beta}")
+            below_one(betas=beta)
         super().__init__(params, {"lr": lr, "betas": betas, "floor": floor, "noise_variance": noise_variance})
 
     @torch.no_grad()

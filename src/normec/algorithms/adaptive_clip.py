@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, positive
+from ..errors import UsageError, fraction, open_unit, positive
 from ..sampling.random_streams import Key
 from .direct import DPSGD
 from .error_feedback import Clip21
@@ -91,11 +91,8 @@ class AdaptiveClip(Method):
                 "use Clip21 or Clip21SGD2M"
             )
         positive(threshold_lr=self.threshold_lr)
-        for name in ("quantile", "bit_weight"):
-            if not 0 < getattr(self, name) < 1:
-                raise UsageError(f"{name} must lie between 0 and 1, got {getattr(self, name)}")
-        if not 0 < self.participation <= 1:
-            raise UsageError(f"participation must lie in (0, 1], got {self.participation}")
+        open_unit(quantile=self.quantile, bit_weight=self.bit_weight)
+        fraction(participation=self.participation)
 
     @property
     def bound(self) -> float:
@@ -120,7 +117,7 @@ class AdaptiveClip(Method):
         return dimension + 1
 
     def client_init(self, x: Tensor) -> dict[str, Tensor]:
-        """The method's own state, and the threshold of the client's last message."""
+        """Return the method's own state, and the threshold of the client's last message."""
         return {**_named(self.method.client_init(x), MEMORY), THRESHOLD: x.new_zeros(())}
 
     def message(
@@ -138,7 +135,7 @@ class AdaptiveClip(Method):
         return message, {**_named(draft, MEMORY), THRESHOLD: threshold.expand(len(update)).clone()}
 
     def commit(self, draft: Tables, sent: Tensor) -> Tables:
-        """The method's own, with the message in its own scale."""
+        """Commit the method's own state, with the message in the method's own scale."""
         own = draft[THRESHOLD][:, None] / self._scale * sent[:, :-1]
         return {**_named(self.method.commit(self._inner(draft), own), MEMORY), THRESHOLD: draft[THRESHOLD]}
 

@@ -15,7 +15,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ..errors import UsageError, at_least, one_of
+from ..errors import UsageError, at_least, below_one, one_of
 
 Kind = Literal["ema", "polyak"]
 AVERAGES: tuple[Kind, ...] = get_args(Kind)
@@ -28,7 +28,7 @@ class Averaging:
 
     Args:
         kind: "ema", an exponential moving average, or "polyak", the mean.
-        decay: What an iterate's weight is multiplied by in each later round; of "ema" alone (default: 0.99).
+        decay: The factor of an iterate's weight in each later round; only for "ema" (default: 0.99).
         start: The first round whose iterate is part of the average (default: 0 for "ema", half of the rounds for
             "polyak"). Warm-up rounds, in which x does not move, are never part of it.
 
@@ -50,8 +50,8 @@ class Averaging:
         one_of(AVERAGES, averaging=self.kind)
         if self.decay is not None and self.kind != "ema":
             raise UsageError(f"the decay of an average is for averaging='ema', got averaging={self.kind!r}")
-        if self.decay is not None and not 0 <= self.decay < 1:
-            raise UsageError(f"the decay of an average must lie in [0, 1), got {self.decay}")
+        if self.decay is not None:
+            below_one(averaging_decay=self.decay)
         if self.start is not None:
             at_least(0, averaging_start=self.start)
 
@@ -59,7 +59,7 @@ class Averaging:
         """The average with the values that are used in a run of so many rounds."""
         start = self.start if self.start is not None else rounds // 2 if self.kind == "polyak" else 0
         if start > rounds:
-            raise UsageError(f"the average must start in one of the {rounds} rounds, got {start}")
+            raise UsageError(f"averaging_start must be at most the number of rounds, {rounds}, got {start}")
         decay = self.decay if self.decay is not None or self.kind == "polyak" else USUAL_DECAY
         return dataclasses.replace(self, decay=decay, start=max(start, warmup))
 

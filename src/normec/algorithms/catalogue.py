@@ -15,7 +15,7 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 Settings = Mapping[str, Any]
 StepSize = float | Callable[[Settings], float]
@@ -59,14 +59,16 @@ class Entry:
 
     def build(self, settings: Settings, sizes: Sequence[int], participation: float = 1.0) -> Any:
         """Build the method for a model of tensors of these sizes, of whose clients this share takes part in a round."""
-        make = self.make()
         own = dict(settings)
-        takes = inspect.signature(make).parameters
-        if "sizes" in takes:
+        if self.takes("sizes"):
             own["sizes"] = tuple(sizes)
-        if "participation" in takes:
+        if self.takes("participation"):
             own["participation"] = participation
-        return make(**own)
+        return self.make()(**own)
+
+    def takes(self, argument: Literal["sizes", "participation"]) -> bool:
+        """Whether the method is built with an argument that is no setting: it follows from the problem or the run."""
+        return argument in inspect.signature(self.make()).parameters
 
     def defaults(self, private: bool) -> dict[str, Any]:
         """The settings that are used where none are given."""

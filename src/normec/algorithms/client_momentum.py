@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import below_one
 from ..sampling.random_streams import Key
 from .error_feedback import ErrorFeedbackScheme, compressor_of
 from .method import MEMORY
@@ -31,7 +31,7 @@ MOMENTUM = "momentum"
 
 
 class MomentumScheme(ErrorFeedbackScheme):
-    """The formulas above. Subclasses say what Ψ is, and which of the settings they have.
+    """The formulas above. Subclasses define Ψ and choose their settings.
 
     `lipschitz` is None: the rules for records know of no state beside the memory.
     """
@@ -42,9 +42,7 @@ class MomentumScheme(ErrorFeedbackScheme):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.client_momentum < 1:
-            raise UsageError(f"client_momentum must lie in [0, 1), got {self.client_momentum}")
-        _ = self.operator  # checks its settings
+        below_one(client_momentum=self.client_momentum)
 
     def client_init(self, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         return {MOMENTUM: torch.zeros_like(x), MEMORY: torch.zeros_like(x)}
@@ -65,7 +63,11 @@ class MomentumScheme(ErrorFeedbackScheme):
         return {MOMENTUM: state[MOMENTUM], MEMORY: super().absent(state[MEMORY], rounds)}
 
     def follow(self, memory: Tensor, sent: Tensor) -> Tensor:
-        """The memory is made of messages alone; the momentum is not, and stays with the client."""
+        """Return the memory after a message.
+
+        It depends on messages alone, as without momentum. The statement is repeated here because a subclass that
+        overrides `message` does not inherit it.
+        """
         return super().follow(memory, sent)
 
 
@@ -75,10 +77,13 @@ class MomentumNormEC(MomentumScheme):
 
     Args:
         alpha: Smoothing of the normalisation, v/(α + ‖v‖).
-        beta: How far a memory moves along a message.
+        beta: The step size of the memories along the messages.
         client_momentum: The share of the old average that a client keeps, p.
         server_norm: Whether the server normalises its step.
-        decay: How much of the memories is forgotten in each round, λ.
+        decay: The share of the memories that is forgotten in each round, λ.
+
+    Raises:
+        UsageError: `alpha` is negative, `beta` is not positive, or `client_momentum` or `decay` does not lie in [0, 1).
 
     Example:
         >>> import torch
@@ -108,9 +113,12 @@ class Clip21SGD2M(MomentumScheme):
 
     Args:
         tau: The clipping threshold.
-        beta: How far a memory moves along a message.
+        beta: The step size of the memories along the messages.
         client_momentum: The share of the old average that a client keeps, p.
-        decay: How much of the memories is forgotten in each round, λ; 0 in the paper.
+        decay: The share of the memories that is forgotten in each round, λ; 0 in the paper.
+
+    Raises:
+        UsageError: `tau` or `beta` is not positive, or `client_momentum` or `decay` does not lie in [0, 1).
 
     Example:
         >>> Clip21SGD2M(tau=0.5).bound
@@ -138,6 +146,9 @@ class EF21SGDM(MomentumScheme):
         client_momentum: The share of the old average that a client keeps, p.
         server_norm: Whether the server normalises its step.
 
+    Raises:
+        UsageError: `compressor` is no operator, or `client_momentum` does not lie in [0, 1).
+
     Example:
         >>> import torch
         >>> from normec import TopK
@@ -158,6 +169,6 @@ class EF21SGDM(MomentumScheme):
         return self.compressor
 
 
-def ef21_sgdm(compressor: str, k: int, sizes: Sequence[int] = (), **settings: Any) -> EF21SGDM:
+def ef21_sgdm(compressor: str, k: int | None = None, sizes: Sequence[int] = (), **settings: Any) -> EF21SGDM:
     """EF21-SGDM by the names of configuration files."""
     return EF21SGDM(compressor_of(compressor, k, sizes), **settings)

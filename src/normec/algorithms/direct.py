@@ -16,7 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, positive
+from ..errors import below_one, positive
 from ..sampling.random_streams import Key
 from .method import OperatorMethod, ScaledDifference, State
 from .operators import (
@@ -41,8 +41,7 @@ class DirectScheme(OperatorMethod):
     def __post_init__(self) -> None:
         check_operator(self.operator)
         positive(beta=self.beta)
-        if not 0 <= self.momentum < 1:
-            raise UsageError(f"momentum must lie in [0, 1), got {self.momentum}")
+        below_one(momentum=self.momentum)
 
     @property
     def lipschitz(self) -> float | None:  # type: ignore[override]

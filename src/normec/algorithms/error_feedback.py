@@ -21,7 +21,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, one_of, positive
+from ..errors import below_one, one_of, positive
 from ..sampling.random_streams import Key
 from .method import OperatorMethod, ScaledDifference
 from .operators import (
@@ -48,8 +48,7 @@ class ErrorFeedbackScheme(OperatorMethod):
     def __post_init__(self) -> None:
         check_operator(self.operator)  # creating it checks its settings, such as alpha
         positive(beta=self.beta)
-        if not 0 <= self.decay < 1:
-            raise UsageError(f"decay must lie in [0, 1), got {self.decay}")
+        below_one(decay=self.decay)
 
     @property
     def lipschitz(self) -> float | None:  # type: ignore[override]
@@ -180,7 +179,7 @@ class ErrorFeedback(ErrorFeedbackScheme):
         decay: The share of the memories that is forgotten in each round.
 
     Raises:
-        UsageError: `beta` is not positive, or `decay` does not lie in [0, 1).
+        UsageError: `operator` is no operator, `beta` is not positive, or `decay` does not lie in [0, 1).
 
     Example:
         >>> from normec import Clip
@@ -201,6 +200,9 @@ class EF21(ErrorFeedbackScheme):
 
     Args:
         compressor: `TopK`, `RandK`, or your own operator.
+
+    Raises:
+        UsageError: `compressor` is no operator.
 
     Example:
         >>> import torch
@@ -227,11 +229,11 @@ def ef21(compressor: str, k: int | None = None, sizes: Sequence[int] = ()) -> EF
 
 
 def compressor_of(name: str, k: int | None, sizes: Sequence[int]) -> Operator:
-    """The compressor "topk" or "randk" that keeps k coordinates, a tenth of the parameters by default."""
+    """Return the compressor "topk" or "randk" that keeps k coordinates (default: a tenth of the parameters)."""
     one_of(("topk", "randk"), compressor=name)
     return (TopK if name == "topk" else RandK)(usual_kept(sum(sizes)) if k is None else k)
 
 
 def usual_kept(dimension: int) -> int:
-    """Coordinates that a compressor keeps, unless given."""
+    """Return how many coordinates a compressor keeps if nothing else is given."""
     return max(1, dimension // 10)

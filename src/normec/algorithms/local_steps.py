@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, at_least, non_negative, one_of, positive
+from ..errors import UsageError, at_least, below_one, non_negative, one_of, positive
 
 LocalOptimizer = Literal["sgd", "adam"]
 UpdateScale = Literal["gradient", "difference"]
@@ -74,8 +74,7 @@ class LocalSteps:
         non_negative(prox=self.prox)
         one_of(get_args(LocalOptimizer), local_optimizer=self.optimizer)
         one_of(get_args(UpdateScale), local_scale=self.scale)
-        if not 0 <= self.momentum < 1:
-            raise UsageError(f"local_momentum must lie in [0, 1), got {self.momentum}")
+        below_one(local_momentum=self.momentum)
         if self.momentum and self.optimizer != "sgd":
             raise UsageError(f"local_momentum is for sgd; {self.optimizer} has its own")
 

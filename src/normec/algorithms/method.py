@@ -222,7 +222,8 @@ def _plain(owner: str, name: str, value: Any) -> Any:
         title = kind.__name__ if known else f"{kind.__module__}.{kind.__qualname__}"
         return {"operator": title, **{key: _plain(title, key, one) for key, one in vars(value).items()}}
     raise UsageError(
-        f"the setting {name} of {owner} is a {type(value).__name__}, which cannot be written to a file; override spec()"
+        f"the setting {name} of {owner} is a {type(value).__name__}, which cannot be written to a file; give a plain "
+        "number or text, or override spec()"
     )
 
 

@@ -239,6 +239,7 @@ class _Sparse:
 
     def __post_init__(self) -> None:
         at_least(1, k=self.k)
+        object.__setattr__(self, "k", int(self.k))  # NumPy's numbers become Python's, for files
 
     @property
     def bound(self) -> float:

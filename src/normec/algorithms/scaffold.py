@@ -35,6 +35,9 @@ class Scaffold(Method):
     Args:
         tau: The clipping threshold of a message: the update and the change of the control variate together.
 
+    Raises:
+        UsageError: `tau` is not positive and finite.
+
     Example:
         >>> import torch
         >>> from normec import LocalSteps, Problem, train

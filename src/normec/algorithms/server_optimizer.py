@@ -189,7 +189,10 @@ class ServerOptimizer:
         except UsageError:
             raise
         except Exception as error:  # whatever an optimizer of any kind says to a vector and a direction
-            raise UsageError(f"{said} cannot step along a direction: {type(error).__name__}: {error}") from None
+            raise UsageError(
+                f"{said} cannot step along a direction: {type(error).__name__}: {error}; "
+                "correct its settings, or choose another optimizer"
+            ) from None
         if not torch.equal(x, y):
             raise UsageError(
                 f"{said} does not repeat its steps from a saved state: it draws at random or keeps something outside "
@@ -315,4 +318,7 @@ def _plain(owner: str, name: str, value: Any) -> Any:
         return value
     if isinstance(value, tuple | list):
         return [_plain(owner, name, one) for one in value]
-    raise UsageError(f"the setting {name} of {owner} is a {type(value).__name__}, which no file can hold")
+    raise UsageError(
+        f"the setting {name} of {owner} is a {type(value).__name__}, which cannot be written to a file; give a plain "
+        "number or text"
+    )

@@ -82,7 +82,7 @@ def run(arguments: list[str] | None = None, commands: typer.Typer = app) -> int:
 
 
 def _what_is_wrong(error: ClickException) -> str:
-    """The message of an error in the words of a command, with a cure."""
+    """Return the message of an error, with a cure for an unknown option or command."""
     context = getattr(error, "ctx", None)
     if context is None:
         return error.format_message()
@@ -97,7 +97,7 @@ def _what_is_wrong(error: ClickException) -> str:
 
 
 def _instead(option: str, context: click.Context) -> str:
-    """What to write in place of an option that a command does not have: a setting without a flag, or a similar flag."""
+    """Return what to write instead of an unknown option: the assignment of a setting, or a similar flag."""
     options = [one for one in context.command.get_params(context) if isinstance(one, click.Option)]
     flags = [flag for one in options for flag in (*one.opts, *one.secondary_opts) if flag != "--help"]
     if "--set" in flags:

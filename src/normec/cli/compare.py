@@ -131,6 +131,6 @@ def show_rows(rows: list[dict[str, Any]]) -> None:
 
 
 def _with_deviation(write: Callable[[float | None], str], row: dict[str, Any], key: str) -> str:
-    """A mean and the standard deviation over seeds, if there are several."""
+    """Return a mean, with the standard deviation over seeds if there are several."""
     deviation = row.get("deviations", {}).get(key)
     return write(row.get(key)) + (f" ± {write(deviation)}" if deviation is not None else "")

@@ -70,4 +70,4 @@ def get(
     if as_json:
         print(json.dumps({"name": name, "folder": str(folder) if folder else None}))
     else:
-        print(f"{name} is in {folder}" if folder else f"{name} is installed already; there is nothing to download")
+        print(f"{name} is in {folder}" if folder else f"{name}: there is nothing to download")

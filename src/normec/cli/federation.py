@@ -95,6 +95,7 @@ def local(
     stop.
     """
     require_flower()
+    from ..errors import UsageError
     from ..experiments.build import PRIVATE_SETTINGS
     from ..federation.flower.settings import named_by_a_command
     from ..federation.local.federation import LocalOptions, run
@@ -102,6 +103,8 @@ def local(
     from .federation_display import federation_display, show_parties
     from .train import show_result
 
+    if tables and app_ is None:
+        raise UsageError("--table is for an app made by `normec federation init --table`; name its folder with --app")
     config = o.overrides(set_, flags)
     if config.get("private") is False:  # then the app's privacy settings do not apply
         config = {**dict.fromkeys((name for name in PRIVATE_SETTINGS if name in FEDERATED), ""), **config}

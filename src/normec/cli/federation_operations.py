@@ -91,9 +91,9 @@ def _status_of_run(folder: Path, database: Path | None, as_json: bool) -> int:
 
     found, online = run_status(folder), {}
     if database is not None:
-        from ..federation.flower.superlink_database import presence
+        from ..federation.flower.superlink_database import party_activity
 
-        online = presence(database)
+        online = party_activity(database)
     if as_json:
         table = dataclasses.asdict(found)
         for party in table["parties"]:

@@ -78,8 +78,8 @@ def command(
         name: The command's name.
         only: The settings that get flags (default: all that have one).
         without: Settings to leave out.
-        defaults: What the help says of the default of a setting, where the command has another one than a run; one text
-            for all settings, or one for each.
+        defaults: The default that the help states, where it differs from that of a run: one text for all settings, or
+            one for each.
         federated: Leave out the settings that a federation does not have.
     """
 
@@ -149,9 +149,9 @@ def _flag(setting: Setting, description: str) -> TyperOption:
         return TyperOption(is_flag=True, type=click.BOOL, **shared)
     number = click.INT if setting.types == (int,) else click.FLOAT if setting.types == (float,) else click.STRING
     words = bool(setting.choices)
-    text = click.STRING if words else number
+    kind = click.STRING if words else number
     metavar = "NUMBER" if words and float in setting.types else None if number is not click.STRING else "NAME"
-    return TyperOption(type=text, metavar=metavar, autocompletion=_values(setting), **shared)
+    return TyperOption(type=kind, metavar=metavar, autocompletion=_values(setting), **shared)
 
 
 def _values(setting: Setting) -> Callable[[click.Context, list[str], str], list[str]]:

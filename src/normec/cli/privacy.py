@@ -230,9 +230,11 @@ def _literal(word: str) -> Any:
 
 
 def _release(clients: int | None, releases: int, bound: float, groups: int, **statement: Any) -> Release:
-    from ..errors import UsageError
+    from ..errors import UsageError, at_least, positive
     from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
+    at_least(1, releases=releases, groups=groups, clients=1 if clients is None else clients)
+    positive(bound=bound)
     privacy = Privacy(**statement)
     if clients is None:
         if privacy.trust != "local":
@@ -251,10 +253,9 @@ def _answer(as_json: bool, composed: Release, **facts: float) -> None:
     if as_json:
         print(json.dumps({**facts, "notes": list(composed.notes)}))
         return
-    from ..privacy.display import shown_epsilon  # with less noise than the smallest the target is not kept
+    from ..privacy.display import shown_epsilon  # rounds σ up too: slightly less noise would miss the target
 
     spent, sigma = shown_epsilon(facts["epsilon"], 6), shown_epsilon(facts["sigma"], 6)
     print(f"epsilon = {spent} at delta = {facts['delta']:g}, sigma = {sigma} per client")
     for note in composed.notes:
-        if "not derived from a target" not in note:
-            print(f"note: {note}")
+        print(f"note: {note}")

@@ -70,13 +70,16 @@ class Lines(ProgressDisplay):
     """Prints a line after each evaluation on the test set, at most every two seconds, and for the last round."""
 
     def __init__(self, label: str) -> None:
-        self._label, self._rounds, self._last = label, 0, -2.0
+        self._label, self._last = label, -2.0
+        self._rounds: int | None = None
 
     def begin(self, first_round: int, rounds: int) -> None:
         self._first, self._rounds, self._started = first_round, rounds, time.monotonic()
 
     def row(self, row: Row) -> None:
         now, k = time.monotonic(), row["round"]
+        if self._rounds is None:  # nobody has taken part yet: `begin` waits for the first gradients
+            return
         if k != self._rounds and ("test_loss" not in row or now - self._last < 2):
             return
         self._last = now

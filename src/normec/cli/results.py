@@ -18,7 +18,7 @@ FIRST = (
     *("rounds", "batch_size", "local_steps", "server_optimizer", "noise_schedule"),
 )
 MOST_SETTINGS = 6
-LOCAL = ("tuned", "by", "tried", "edge", "folder", "error", "status", "round", "rounds")
+NOT_SETTINGS = ("tuned", "by", "tried", "edge", "folder", "error", "status", "round", "rounds")  # columns of rows
 
 
 def results(
@@ -137,7 +137,7 @@ def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]], list
     """Return the headings and the lines of the printed table, and the settings for which it has no room."""
     from ..experiments.results import STATES
 
-    names = [name for name in rows[0] if name not in (*LOCAL, *STATES) and not _is_metric(name)]
+    names = [name for name in rows[0] if name not in (*NOT_SETTINGS, *STATES) and not _is_metric(name)]
     always = ("method", *rows[0].get("tuned", "").split(", "))
     names = [name for name in names if name in always or len({row[name] for row in rows}) > 1]
     left_out = _left_out(names, rows)
@@ -166,7 +166,7 @@ def _table(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]], list
 
 
 def _left_out(names: list[str], rows: list[dict[str, Any]]) -> list[str]:
-    """The settings for which the table has no room: those in which runs have no two different values come last."""
+    """Return the settings for which the table has no room; those without two different values are left out first."""
 
     def rank(name: str) -> tuple[bool, bool, int]:
         values = {row[name] for row in rows} - {None}
@@ -199,7 +199,9 @@ def _is_metric(name: str) -> bool:
 
 
 def _setting(value: Any) -> str:
-    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    from ..settings.declaration import text_of
+
+    return "" if value is None else text_of(value)
 
 
 def _measured(row: dict[str, Any], name: str) -> str:

@@ -1,4 +1,4 @@
-"""Logs of a process that runs as a service: plain lines, or one JSON object a line."""
+"""Logs of a process that runs as a service: plain lines, or one JSON object per line."""
 
 from __future__ import annotations
 

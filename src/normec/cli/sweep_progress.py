@@ -18,7 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass
 class Running:
-    """A running cell."""
+    """A running cell.
+
+    Attributes:
+        started: When the cell was started.
+        first: The round with which it began; None before its first report of a round.
+        began: When that report came.
+        round: The rounds that are done.
+        rounds: The rounds in all, once they are known.
+        row: The newest values of the history.
+    """
 
     started: float
     first: int | None = None
@@ -91,7 +100,7 @@ class SweepProgress:
         """Return the best setting so far, by the mean over finished seeds; empty if there is none."""
         from ..errors import UsageError
         from ..experiments import results
-        from ..experiments.grid import text
+        from ..settings.declaration import text_of
 
         try:
             row = results.best(self.records, self.by) if self.records else None
@@ -100,7 +109,7 @@ class SweepProgress:
         if row is None:
             return ""
         names = results.varied(self.records)
-        where = " ".join(f"{key} {text(row[key])}" for key in names if key != "seed" and row[key] is not None)
+        where = " ".join(f"{key} {text_of(row[key])}" for key in names if key != "seed" and row[key] is not None)
         return f"{value(self.by, row[self.by])}{' with ' + where if where else ''}"
 
     def line(self) -> str:

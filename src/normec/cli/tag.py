@@ -29,7 +29,7 @@ def tag(
 
     for folder in folders:
         if not is_run(folder):
-            raise UsageError(f"{folder} holds no run")
+            raise UsageError(f"{folder} holds no run; give the folder of a run")
     changes = bool(add or remove)
     found = {
         str(folder): change_tags(folder, add or (), remove or ()) if changes else read_tags(folder)

@@ -21,5 +21,5 @@ class Tagging(Callback):
         self._folder, self._tags = folder, tags
 
     def begin(self, first_round: int, rounds: int) -> None:  # noqa: ARG002
-        """Write the tags; config.toml is there already."""
+        """Write the tags; config.toml exists already."""
         change_tags(self._folder, self._tags)

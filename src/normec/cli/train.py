@@ -131,7 +131,7 @@ def _trackers(asked: list[str] | None, folder: Path, settings: dict[str, Any]) -
 
 
 def privacy_line(spent: dict[str, Any]) -> str:
-    """ε, δ and σ in one line; an ε that was no target says so."""
+    """Return ε, δ and σ in one line, which says so if ε was not a target."""
     from ..privacy.display import shown_epsilon
 
     kind = "" if spent["is_target"] else " (reported, not a target)"
@@ -153,7 +153,7 @@ def _compare_baselines(result: Result, quiet: bool) -> None:
 
 
 def show_result(result: Result) -> None:
-    """The summary as a table."""
+    """Print the summary as a table, and the privacy statement."""
     from ..report.run_view import SIMULATION, simulated
     from ..storage.history import NOT_COVERED, uncovered
     from .output import number, percent, show

@@ -1,9 +1,9 @@
 """Transforms and augmentations of image batches, as pure functions of tensors.
 
 An augmentation draws no random numbers itself: the training loop, which owns the seeds, passes uniforms to it, and a
-resumed run sees the same crops. `draws` is the number of uniforms per image. There is
-no Python loop over images and no synchronisation with the device, so the same call works on a CPU, on a GPU,
-under ``torch.vmap`` and inside a CUDA graph. Leading dimensions are free: [B, C, H, W] or [clients, B, C, H, W].
+resumed run sees the same crops. `draws` is the number of uniforms per image. There is no Python loop over images and no
+synchronisation with the device, so that the same call works on a CPU, on a GPU, under ``torch.vmap`` and inside a CUDA
+graph. Leading dimensions are free: [B, C, H, W] or [clients, B, C, H, W].
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Augment(Protocol):
 class CropFlip:
     """Random crop after zero padding, then a horizontal flip with probability ½.
 
-    The usual CIFAR augmentation. The zeros are black pixels: the crop comes before `Normalize`.
-    Of an image's uniforms the first two choose the crop's top and left among 0 … 2·padding; the third flips if < ½.
+    This is the usual augmentation of CIFAR. The zeros are black pixels, because the crop comes before `Normalize`. The
+    first two uniforms of an image choose the crop's top and left among 0 … 2·padding; the third flips it if it is < ½.
 
     Args:
         padding: The number of zero pixels on each side.
@@ -63,7 +63,7 @@ class CropFlip:
     def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor:
         _check(inputs, uniforms, self.draws, "CropFlip")
         height, width = inputs.shape[-2:]
-        # If u is rounded up to 1 in float32, the offset would be one too large; the clamp prevents this.
+        # If a uniform is rounded up to 1 in float32, the offset would be one too large; the clamp prevents this.
         offset = (uniforms[..., :2] * (2 * self.padding + 1)).long().clamp(max=2 * self.padding) - self.padding
         rows = torch.arange(height, device=inputs.device) + offset[..., 0, None]
         columns = torch.arange(width, device=inputs.device)
@@ -94,7 +94,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Normalize:
-    """(x/255 − mean)/std a channel for uint8 images, as float32; (x − mean)/std for floats already in 0 … 1.
+    """Scale images channel by channel: (x/255 − mean)/std for uint8, as float32; (x − mean)/std for floats in 0 … 1.
 
     Args:
         mean: The mean of each channel.
@@ -113,7 +113,7 @@ class Normalize:
 
     def __post_init__(self) -> None:
         if len(self.mean) != len(self.std) or not self.mean:
-            raise UsageError(f"mean and std need one value a channel, got {len(self.mean)} and {len(self.std)}")
+            raise UsageError(f"mean and std need one value per channel, got {len(self.mean)} and {len(self.std)}")
         for value in self.std:
             positive(std=value)
 
@@ -171,8 +171,9 @@ def _constant(values: tuple[float, ...], dtype: torch.dtype, device: torch.devic
         return torch.tensor(values, dtype=dtype, device=device).view(-1, 1, 1)
 
 
-def _check(images: Tensor, u: Tensor, draws: int, name: str) -> None:
-    if images.ndim < 3 or u.shape != (*images.shape[:-3], draws):
+def _check(images: Tensor, uniforms: Tensor, draws: int, name: str) -> None:
+    if images.ndim < 3 or uniforms.shape != (*images.shape[:-3], draws):
         raise UsageError(
-            f"{name} needs images [..., C, H, W] and u [..., {draws}], got {tuple(images.shape)} and {tuple(u.shape)}"
+            f"{name} needs images [..., C, H, W] and uniforms [..., {draws}], got {tuple(images.shape)} and "
+            f"{tuple(uniforms.shape)}"
         )

@@ -18,10 +18,10 @@ CHUNK = 1 << 20
 
 
 def content_sha256(path: Path, text: bool = False) -> str:
-    """The checksum of the unpacked bytes, of the raw array for .npy, or of the records for LIBSVM `text`.
+    """Return the checksum of the unpacked bytes, of the raw array for .npy, or of the records for LIBSVM `text`.
 
-    LIBSVM's copies differ in line ends, trailing blanks and a blank last line, and none of them matters to what
-    is read. So text is summed record by record: fields joined by one space, ended by one newline.
+    LIBSVM's copies differ in line ends, trailing blanks and a blank last line, none of which matters to what is read.
+    So the checksum of a text is that of its records, each with its fields joined by one space and ended by a newline.
     """
     digest = hashlib.sha256()
     try:

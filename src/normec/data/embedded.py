@@ -14,11 +14,12 @@ Part = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 
 def read_embedded(name: str) -> tuple[Part, Part]:
-    """Training and test part, scaled.
+    """Return the training part and the test part, scaled.
 
-    digits: pixels 0 … 16 brought to mean 0 and spread 1 by two fixed numbers, roughly those of any such images: no
-    statistic of these records, so a private run may use it. The others: standardised by the mean and std of the
-    training part only, so that nothing of the test part enters training; that is not private.
+    The pixels of digits, 0 … 16, are brought to about mean 0 and spread 1 by two fixed numbers, which suit any such
+    images. They are no statistics of these records, so a private run may use them. The other data sets are standardised
+    by the mean and the standard deviation of the training part, so that nothing of the test part enters training; no
+    noise covers these numbers.
     """
     try:
         from sklearn import datasets

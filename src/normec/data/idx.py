@@ -1,7 +1,7 @@
 """The IDX files of MNIST and Fashion-MNIST, plain or gzipped.
 
-Four bytes of magic (0, 0, type, dimensions), one big-endian 32-bit length a dimension, then the values. Type 8
-is unsigned byte, the only one these sets use.
+A file begins with four bytes (0, 0, type, number of dimensions) and one big-endian 32-bit length per dimension; the
+values follow. Type 8 is the unsigned byte, the only type that these data sets use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNSIGNED_BYTE = 8
 
 
 def read_idx(path: Path, dimensions: int) -> npt.NDArray[np.uint8]:
-    """The array of one file. Raises if header and length do not agree exactly."""
+    """Return the array in a file; raises `UsageError` unless header and length agree exactly."""
     content = _content(path)
     header = 4 + 4 * dimensions
     if len(content) < header:

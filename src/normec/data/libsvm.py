@@ -27,9 +27,9 @@ class Table:
 
 
 def read_libsvm(paths: list[Path], features: int | None = None) -> list[Table]:
-    """Files of one set, read together so that all get the same columns and the same base of indices.
+    """Read the files of one data set together, so that all get the same columns and the same base of indices.
 
-    a9a.t alone would have 122 columns: the last never occurs in it.
+    The file a9a.t alone would have 122 columns, because the last column never occurs in it.
     """
     try:
         from sklearn.datasets import load_svmlight_files
@@ -54,7 +54,7 @@ def read_libsvm(paths: list[Path], features: int | None = None) -> list[Table]:
 def _table(path: Path, sparse: Any, labels: npt.NDArray[np.float64], qid: npt.NDArray[np.int64]) -> Table:
     rows, width = sparse.shape
     if rows == 0:
-        raise UsageError(f"{path} has no records; give a file with one record a line")
+        raise UsageError(f"{path} has no records; give a file with one record per line")
     size = rows * width * 4
     if size > LARGEST:
         raise UsageError(

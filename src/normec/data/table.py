@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from ..errors import UsageError, nearest, one_of
+from ..errors import UsageError, finite, nearest, one_of
 from ..system.files import open_file, read_toml
 
 CSV, PARQUET = (".csv", ".csv.gz"), (".parquet",)
@@ -72,8 +72,11 @@ class NumberColumn:
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
             raise UsageError("a range needs both low and high")
-        if self.low is not None and self.high is not None and not -math.inf < self.low < self.high < math.inf:
-            raise UsageError(f"a range needs finite numbers with low < high, got low = {self.low}, high = {self.high}")
+        if self.low is None or self.high is None:
+            return
+        finite(low=self.low, high=self.high)
+        if not self.low < self.high:
+            raise UsageError(f"a range needs low < high, got low = {self.low}, high = {self.high}")
 
     @property
     def width(self) -> int:
@@ -211,18 +214,16 @@ def load_schema(path: str | Path) -> TableSchema:
 
 def _column(name: str, facts: Any) -> InputColumn:
     entries = set(facts) if isinstance(facts, dict) else set()
-    if entries == {"low", "high"} and all(type(facts[end]) in (int, float) for end in entries):
-        number, what = (float(facts["low"]), float(facts["high"])), None
-    elif entries == {"categories"} and isinstance(facts["categories"], list):
-        number, what = None, tuple(map(_word, facts["categories"]))
-    else:
-        raise UsageError(
-            f"input {name!r} needs {{low = …, high = …}}, a public range, or {{categories = […]}}, got {facts!r}"
-        )
     try:
-        return NumberColumn(*number) if number is not None else CategoryColumn(what or ())
+        if entries == {"low", "high"} and all(type(facts[end]) in (int, float) for end in entries):
+            return NumberColumn(float(facts["low"]), float(facts["high"]))
+        if entries == {"categories"} and isinstance(facts["categories"], list):
+            return CategoryColumn(tuple(map(_word, facts["categories"])))
     except UsageError as error:
         raise UsageError(f"input {name!r}: {error}") from None
+    raise UsageError(
+        f"input {name!r} needs {{low = …, high = …}}, a public range, or {{categories = […]}}, got {facts!r}"
+    )
 
 
 def _word(value: Any) -> str:

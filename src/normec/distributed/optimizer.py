@@ -66,14 +66,14 @@ class ClientOptimizer(Optimizer):
             do without: the account is then part of `state_dict`.
         witness: A file on rank 0, in another folder than the ledger, that also counts its lines. A ledger that was
             restored to an older state is then refused.
-        seed: Of random operators (0 by default) and of seeded noise. Without one, seeded noise comes from a fresh
-            secret. With one, a training of the same start and settings has the same noise: give one to repeat a
+        seed: The seed of random operators (default: 0) and of seeded noise. Without one, seeded noise comes from a
+            fresh secret. With one, a training of the same start and settings has the same noise: give one to repeat a
             simulation, not to compare trainings on other data.
         server_optimizer: How the server moves the parameters along the direction, as in `normec.train`. All parameter
             groups then need the same lr. An optimizer sees all parameters as one flat vector.
 
     Raises:
-        UsageError: The ranks do not agree, or no rule covers what `privacy` asks for.
+        UsageError: The ranks do not agree, the method corrects local steps, or no rule covers what `privacy` asks for.
 
     Example:
         >>> from normec import GD
@@ -100,6 +100,10 @@ class ClientOptimizer(Optimizer):
         seed: int | None = None,
         server_optimizer: str | ServerOptimizer | OptimizerFactory | None = None,
     ) -> None:
+        if not isinstance(method, Method):
+            raise UsageError(f"method must be a normec.Method, such as normec.NormEC(), got {method!r}")
+        if privacy is not None and not isinstance(privacy, Privacy):
+            raise UsageError(f"privacy must be a normec.Privacy, such as normec.Privacy(epsilon=8), got {privacy!r}")
         non_negative(lr=lr)
         at_least(1, clients=clients)
         at_least(0, seed=seed or 0)
@@ -124,6 +128,11 @@ class ClientOptimizer(Optimizer):
         # A user's own functions may mix the clients that they see together, for some values only.
         one_by_one = privacy is not None and not works_by_rows(method)
         self._steps = Steps(method, self._flat.values(), one_by_one)
+        if self._steps.corrects:
+            raise UsageError(
+                f"{method.name} corrects every local step of a client, and an optimizer sees one gradient per round; "
+                "use normec.train with local=LocalSteps(…)"
+            )
         self._states = {
             name: rows_like(start, clients).clone() for name, start in self._steps.initial_client_state.items()
         }
@@ -260,8 +269,8 @@ class ClientOptimizer(Optimizer):
             self._flat.move(direction, self.param_groups)
             return
         x, tables = self._flat.values(), self._optimizer_tables
-        variance = sum(weight**2 for weight in self._relative) if self._relative else self.n
-        self._optimizer_tables = self._optimizer.step(x, direction, tables, self._step_sizes()[0], variance)
+        of_messages = sum(weight**2 for weight in self._relative) if self._relative else self.n
+        self._optimizer_tables = self._optimizer.step(x, direction, tables, self._step_sizes()[0], of_messages)
         self._flat.set(x)
 
     def _messages(self) -> tuple[Tensor, Tables, list[str]]:

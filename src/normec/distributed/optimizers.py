@@ -1,7 +1,7 @@
 """The built-in methods as `torch.optim` optimizers.
 
 Each takes, beside its method's settings, what `ClientOptimizer` takes: `clients`, `weights`, `privacy`, `rounds`,
-`ledger`, `seed` and `server_optimizer`.
+`ledger`, `witness`, `seed` and `server_optimizer`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class NormEC(ClientOptimizer):
         beta: β, the step of the memories.
         server_norm: Whether the server normalises its step.
         decay: The forgetting λ of the memories.
-        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `seed` and
-            `server_optimizer`.
+        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `witness`,
+            `seed` and `server_optimizer`.
 
     Raises:
         UsageError: A value is out of range, or the ranks do not agree.
@@ -61,8 +61,8 @@ class Clip21(ClientOptimizer):
         lr: The step size.
         tau: The clipping threshold τ.
         decay: The forgetting λ of the memories.
-        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `seed` and
-            `server_optimizer`.
+        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `witness`,
+            `seed` and `server_optimizer`.
 
     Raises:
         UsageError: A value is out of range, or the ranks do not agree.
@@ -88,8 +88,8 @@ class EF21(ClientOptimizer):
         params: Parameters or parameter groups.
         lr: The step size.
         compressor: The compressor, such as `normec.TopK`.
-        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `seed` and
-            `server_optimizer`.
+        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `witness`,
+            `seed` and `server_optimizer`.
 
     Raises:
         UsageError: A value is out of range, or the ranks do not agree.
@@ -118,8 +118,8 @@ class DPSGD(ClientOptimizer):
         operator: The operator, such as `normec.Clip`.
         beta: The factor of the sum.
         momentum: The momentum of the server.
-        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `seed` and
-            `server_optimizer`.
+        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `witness`,
+            `seed` and `server_optimizer`.
 
     Raises:
         UsageError: A value is out of range, or the ranks do not agree.
@@ -153,8 +153,8 @@ class GD(ClientOptimizer):
     Args:
         params: Parameters or parameter groups.
         lr: The step size.
-        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `seed` and
-            `server_optimizer`.
+        how: The other arguments of `ClientOptimizer`: `clients`, `weights`, `privacy`, `rounds`, `ledger`, `witness`,
+            `seed` and `server_optimizer`.
 
     Raises:
         UsageError: A value is out of range, or the ranks do not agree.

@@ -58,8 +58,14 @@ class RankStatus:
         named = ("rank " if len(silent) == 1 else "ranks ") + ", ".join(map(str, sorted(silent)))
         if "timed out" in str(error).lower() or "timeout" in str(error).lower():
             limit = f"{self._timeout:g} s" if self._timeout is not None else "the timeout of the process group"
-            return RankLost(f"{named} did not answer within {limit}; it hangs, or its connection is lost")
-        return RankLost(f"{named} ended without a message; it was killed, or it crashed")
+            fate = (
+                "it hangs, or its connection is lost"
+                if len(silent) == 1
+                else "they hang, or have lost their connection"
+            )
+            return RankLost(f"{named} did not answer within {limit}; {fate}")
+        fate = "it was killed, or it crashed" if len(silent) == 1 else "they were killed, or crashed"
+        return RankLost(f"{named} ended without a message; {fate}")
 
 
 def _line(error: Exception) -> str:

@@ -15,9 +15,9 @@ per client: the definition, not the code under audit. Under "secure-sum" and "ce
 round. Under "local" trust it sees every message. A simulation of local trust adds one draw to the sum instead; this sum
 is audited as well and compared with the noise of all messages together.
 
-**Turns.** Of groups that take turns, the clients of the round's group are drawn, and the opponent is in the group of
-the canary. The sign of the canary's gradient then follows its turns. The observer knows the
-coefficients of correlated noise, and combines the sums to rows whose noise is independent.
+**Turns.** If groups take turns, the clients of the round's group are drawn, and the opponent is in the group of the
+canary. The sign of the canary's gradient then follows its turns. The observer knows the coefficients of correlated
+noise, and combines the sums to rows whose noise is independent.
 
 **Records.** At record level the canary is one record. All clients have small gradients, and the record moves that of
 its client by its clipped norm over the client's number of records. Methods without a state are audited in this way.
@@ -80,8 +80,8 @@ def audit_method(
         dimension: The dimension of a message.
         trials: Runs with the canary, and as many without; at least 192. Half of them are judged.
         confidence: A true mechanism is refuted with probability 1 − confidence at most.
-        seed: Of the canary's direction and, for seeded noise, of the noise.
-        local: The clients' local steps, by sgd without momentum; None: one gradient in a round.
+        seed: The seed of the canary's direction and of seeded noise.
+        local: The clients' local steps, by sgd without momentum (default: one gradient per round).
         weights: The clients' weights, with the sum 1 (default: equal). They are sorted, so that the first client is the
             heaviest.
         records: At record level, the number of records of each client, in the order of the weights.
@@ -90,6 +90,9 @@ def audit_method(
 
     Returns:
         The bounds for the view that looked worst; `audit_releases` chooses it on runs that it does not judge.
+
+    Raises:
+        UsageError: A number is too small, or the audit does not cover the statement, the method or the local steps.
     """
     at_least(192, trials=trials)
     at_least(4 if groups == 1 else 2 * groups + 2, clients=clients)
@@ -249,7 +252,7 @@ class _Scenario:
         return grads
 
     def updates(self, round: int, correction: Tensor | float = 0.0) -> Tensor:
-        """What the clients' messages are made of: the gradients, or where local steps with these gradients lead.
+        """Return the clients' updates: the gradients, or where local steps with these gradients lead.
 
         `correction` is added to every gradient of the local steps.
         """
@@ -264,7 +267,7 @@ class _Scenario:
     def drawn(self, round: int) -> Tensor:
         """Return the drawn clients: canary and opponent in every round, the others in every second round.
 
-        Of groups that take turns, the clients of the round's group.
+        If groups take turns, they are the clients of the round's group.
         """
         if self.groups > 1:
             return torch.arange(round % self.groups, self.clients, self.groups)

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, Subset
 
 from .. import data, models
 from ..data.partition import BY_GROUPS
-from ..errors import UsageError, at_least
+from ..errors import UsageError, at_least, below_one
 from ..problems.problem import Problem
 from ..sampling.participation import FixedSize, Participation, Poisson, Rotation
 from ..sampling.random_streams import derive_seed
@@ -45,7 +45,7 @@ def problem(config: RunConfig) -> Problem:
     found = data.load(config.data, config.data_dir, config.scaling, target=config.target, schema=config.data_schema)
     inputs, targets = found.train.tensors
     used = _drawn(len(targets), "records", config.records, config.public_seed)
-    kept, held_out = (used[part] for part in _holdout(len(used), config))
+    kept, validation = (used[part] for part in _holdout(len(used), config))
     groups = found.groups
     if config.column is not None:
         if config.split != "column":
@@ -53,6 +53,8 @@ def problem(config: RunConfig) -> Problem:
         if inputs.ndim != 2 or not 0 <= config.column < inputs.shape[1]:
             raise UsageError(f"column must name one of the {inputs[0].numel()} inputs, got {config.column}")
         groups = torch.unique(inputs[:, config.column], return_inverse=True)[1]  # one client per distinct value
+    elif config.split == "column" and groups is None:
+        raise UsageError("split = 'column' needs the input whose values define the clients; add --set column=NUMBER")
     parts = data.split(
         targets[kept],
         clients,
@@ -72,7 +74,7 @@ def problem(config: RunConfig) -> Problem:
         built.loss,
         clients=[Subset(found.train, kept[part]) for part in parts],  # type: ignore[arg-type]  # tensors of indices
         test=_test(found, config),
-        validation=_by_owner(found.train, held_out, groups, config) if len(held_out) else None,
+        validation=_by_owner(found.train, validation, groups, config) if len(validation) else None,
         penalty=penalty,
         augment=found.augment if config.augment else None,
         transform=found.transform,
@@ -127,8 +129,7 @@ def problem_key(config: RunConfig) -> str:
 
 def _holdout(count: int, config: RunConfig) -> tuple[Tensor, Tensor]:
     """Return the training records of the clients, and those that are held out for choosing settings."""
-    if not 0 <= config.validation < 1:
-        raise UsageError(f"validation must lie in [0, 1), got {config.validation}")
+    below_one(validation=config.validation)
     if not config.validation:
         return torch.arange(count), torch.arange(0)
     draw = torch.Generator().manual_seed(derive_seed(config.public_seed, "validation"))

@@ -69,7 +69,7 @@ def candidates(
         shared = {
             key: value
             for key, value in settings.items()
-            if (key not in methods.SETTINGS or methods.applies(name, key)) and (local or key not in methods.LOCAL)
+            if (key not in methods.OF_METHODS or methods.applies(name, key)) and (local or key not in methods.LOCAL)
         }
         merged = {**shared, **given, "method": name}
         sizes: Sequence[float | None] = (merged["lr"],) if "lr" in merged else step_sizes or (None,)
@@ -85,7 +85,7 @@ def candidates(
             if cell.private and not math.isfinite(built.bound):
                 raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
         found.append(Candidate(spec, cells))
-    for key in settings.keys() & set(methods.SETTINGS):
+    for key in settings.keys() & set(methods.OF_METHODS):
         if not any(methods.applies(entry.cells[0].method, key) for entry in found):
             raise UsageError(f"{key} applies to none of the methods compared; leave it out")
     for key in settings.keys() & set(methods.LOCAL):

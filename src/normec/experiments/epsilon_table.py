@@ -1,4 +1,4 @@
-"""Tables of ε over rounds for several observers; the guarantee of a noise depends on who is trusted."""
+"""Tables of ε over rounds for several observers: what the same noise guarantees depends on who is trusted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import at_least
+from ..errors import at_least, fraction
 from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
 
 
@@ -25,7 +25,19 @@ class EpsilonTable:
 def build(
     sigma: float, rounds: int, delta: float, clients: int, sampling_rate: float | None = None, bound: float = 1.0
 ) -> EpsilonTable:
+    """Return ε for up to ten numbers of rounds.
+
+    Args:
+        sigma: The noise of a client, per coordinate of its message.
+        rounds: The largest number of rounds.
+        delta: δ.
+        clients: The number of clients.
+        sampling_rate: The rate of secret sampling; None leaves out its column.
+        bound: The largest norm of a message.
+    """
     at_least(1, releases=rounds)
+    if sampling_rate is not None:
+        fraction(sampling_rate=sampling_rate)
     counts = sorted({max(1, round(value)) for value in np.geomspace(1, rounds, 10)})
     cases: dict[str, tuple[dict[str, Any], Sampling]] = {}
     for trust in ("local", "secure-sum"):
@@ -46,6 +58,7 @@ def build(
 
 
 def draw(table: EpsilonTable, path: Path) -> None:
+    """Draw the table as curves, one for each observer."""
     from ..report import pictures
 
     pictures.lines(

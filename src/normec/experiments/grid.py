@@ -29,10 +29,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
-from ..data.entries import ENTRIES, FILE_PREFIX
+from ..data.dataset import check_name
 from ..errors import UsageError, at_least, nearest, one_of
 from ..settings.assignments import Scalar
 from ..settings.config import NOT_IDENTITY, RunConfig
+from ..settings.declaration import text_of
 from ..settings.validation import make
 from ..system.code_files import in_a_file
 from ..system.files import read_toml
@@ -52,7 +53,7 @@ class Cell:
     @property
     def label(self) -> str:
         """The settings as one line: ``normec beta 0.1 lr 0.05 seed 0``."""
-        parts = [(str(v) if key == "method" else f"{key} {text(v)}") for key, v in self.settings.items()]
+        parts = [(str(v) if key == "method" else f"{key} {text_of(v)}") for key, v in self.settings.items()]
         return " ".join(parts) or self.config.method
 
     @property
@@ -88,7 +89,7 @@ def read(path: str | Path) -> dict[str, Any]:
     try:
         return read_toml(Path(path))
     except FileNotFoundError:
-        raise UsageError(f"there is no grid file {path}") from None
+        raise UsageError(f"there is no grid file {path}; give the path of a TOML file") from None
 
 
 def expand(tables: Mapping[str, Any], *, checked: bool = True) -> Grid:
@@ -195,7 +196,7 @@ def _seeds(given: Any) -> list[Scalar]:
 
 def _cell(settings: dict[str, Any], varied: dict[str, Scalar], checked: bool) -> Cell:
     """Return a cell, after checking if wanted that its settings fit the method and that a privacy rule covers them."""
-    label = ", ".join(f"{key} = {text(value)}" for key, value in varied.items())
+    label = ", ".join(f"{key} = {text_of(value)}" for key, value in varied.items())
     try:
         config = make(settings)
         if checked:
@@ -209,8 +210,8 @@ def check(config: RunConfig) -> None:
     """Refuse settings that are wrong, as far as this is known before data are read."""
     if not in_a_file(config.model):
         one_of(models.MODELS, model=config.model)
-    if not config.data.startswith(FILE_PREFIX) and not in_a_file(config.data):
-        one_of([*ENTRIES, f"{FILE_PREFIX}PATH"], dataset=config.data)
+    if not in_a_file(config.data):
+        check_name(config.data)
     method = methods.build(config, dim=1 if config.k is None else config.k)
     build.training(config.model_copy(update={"device": "cpu"}))  # the device of the cell may be on another machine
     if config.private and not math.isfinite(method.bound):
@@ -247,8 +248,3 @@ def _tuned(tables: Mapping[str, Any], cells: tuple[Cell, ...]) -> Grid:
     if by.startswith("validation") and not validated:
         raise UsageError(f"by = {by!r} needs validation data: set validation = 0.2, or choose by = 'loss'")
     return Grid(cells, tuple(tune), by, on_test)
-
-
-def text(value: Scalar) -> str:
-    """Return the value of a setting as people write it."""
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -18,15 +18,16 @@ from ..settings.assignments import format_assignments, parse_assignments
 from ..settings.config import RunConfig, in_groups
 from . import server
 
-SETTINGS = tuple(name for name in in_groups("method") if name not in ("method", "method_settings"))
+OF_METHODS = tuple(name for name in in_groups("method") if name != "method")
+SETTINGS = tuple(name for name in OF_METHODS if name != "method_settings")
 LOCAL = in_groups("local")
 _COUNTS = ("local_steps", "local_epochs")
 _LOCAL_DEFAULTS = {"local_optimizer": "sgd", "local_momentum": 0.0, "prox": 0.0, "local_scale": "gradient"}
 
 
 def applies(method: str, setting: str) -> bool:
-    """Whether `method` has a setting, which is one of `SETTINGS`."""
-    return setting in settings_of(method)
+    """Whether `method` has a setting, which is one of `OF_METHODS`."""
+    return is_own(method) if setting == "method_settings" else setting in settings_of(method)
 
 
 def settings_of(method: str) -> Sequence[str]:
@@ -74,7 +75,7 @@ def rounds(config: RunConfig) -> int | None:
 
 def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Method:
     """Build the method of a configuration, for a model of `dim` parameters in tensors of `sizes` (None: one tensor)."""
-    for setting in SETTINGS:
+    for setting in OF_METHODS:
         if getattr(config, setting) is not None and not applies(config.method, setting):
             has = ", ".join(settings_of(config.method)) or "no settings"
             raise UsageError(f"{setting} does not apply to {config.method}, which has {has}")

@@ -1,4 +1,4 @@
-"""Models and data of one's own on the command line: `--model FILE.py:NAME` and `--data FILE.py:NAME`.
+"""Models and data from a user's own file: `--model FILE.py:NAME` and `--data FILE.py:NAME`.
 
 A model is a class or a function without arguments that returns a `torch.nn.Module`. Data are a function without
 arguments, or its result: the clients' data sets, or a dict with the entry `clients` and any other arguments of
@@ -24,7 +24,7 @@ from ..settings.config import RunConfig
 from ..system.code_files import in_a_file, object_in_file
 
 MODEL, DATA = "model of your own as FILE.py:NAME", "data set of your own as FILE.py:NAME"
-# Settings that divide one table of records among clients, which data of one's own have done already.
+# Settings that divide one table of records among clients. Data from a user's file are divided already.
 OF_A_TABLE = (
     "records",
     "test_records",
@@ -43,7 +43,7 @@ def has_own_data(config: RunConfig) -> bool:
 
 
 def problem(config: RunConfig, penalty: Callable[[Tensor], Tensor] | None) -> Problem:
-    """Return the problem of data of one's own, with the model that the configuration names.
+    """Return the problem with the data in a user's file and the model that the configuration names.
 
     Args:
         config: The configuration, whose data come from a file.
@@ -64,11 +64,8 @@ def problem(config: RunConfig, penalty: Callable[[Tensor], Tensor] | None) -> Pr
     if config.clients not in (None, len(clients)):
         raise UsageError(f"clients is {config.clients}, but {config.data} has {len(clients)}; leave it out")
     built = None if in_a_file(config.model) else _known_model(config, clients, classes)
-    loss = built.loss if built is not None else F.cross_entropy
-    if "batch_loss" not in given:
-        given.setdefault("loss", loss)
-    else:
-        given.setdefault("loss", None)
+    usual_loss = built.loss if built is not None else F.cross_entropy
+    given.setdefault("loss", None if "batch_loss" in given else usual_loss)
     try:
         made = Problem(built.model if built is not None else model(config), clients=clients, penalty=penalty, **given)
     except TypeError as error:
@@ -78,7 +75,7 @@ def problem(config: RunConfig, penalty: Callable[[Tensor], Tensor] | None) -> Pr
 
 
 def model(config: RunConfig) -> nn.Module:
-    """Return a model of one's own, whose random parameters follow from the seed."""
+    """Return the model in a user's file; its random parameters follow from the seed."""
     made = object_in_file(config.model, MODEL)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.public_seed, "model"))

@@ -64,7 +64,9 @@ def collect(paths: Sequence[Path]) -> Found:
     for path in paths:
         if not path.is_dir():
             raise UsageError(
-                f"{path} is a file; give a folder of runs" if path.exists() else f"there is no folder {path}"
+                f"{path} is a file; give a folder of runs"
+                if path.exists()
+                else f"there is no folder {path}; give one that holds runs"
             )
         for folder in _folders(path):
             try:
@@ -147,7 +149,9 @@ def tuned(records: Sequence[Record], tune: Sequence[str], by: str, on_test: bool
     """
     tuning.check(by, on_test)
     for name in tune:
-        if name not in RunConfig.model_fields or name == "seed":
+        if name == "seed":
+            raise UsageError("seed cannot be tuned, because results are means over seeds; leave it out")
+        if name not in RunConfig.model_fields:
             raise UsageError(f"there is no setting {name!r} to tune{nearest(name, RunConfig.model_fields)}")
     names = [key for key in _shown(records) if key != "seed"]
     cells = _grouped(records, [key for key in names if key not in tune])

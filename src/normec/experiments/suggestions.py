@@ -16,7 +16,7 @@ from . import build, methods
 
 # Settings that a suggestion chooses, or that its rule does not cover.
 NOT_GIVEN = (
-    *(*methods.SETTINGS, "method_settings", *methods.LOCAL),
+    *(*methods.OF_METHODS, *methods.LOCAL),
     *("lr", "epochs", "batch_size", "batch_rate", "sample_rate", "sample_count", "server_optimizer", "warmup"),
     *("groups", "noise_bands"),
 )
@@ -25,8 +25,8 @@ NOT_GIVEN = (
 def suggested(config: RunConfig) -> Suggestion:
     """Return suggested settings for the data, model and privacy of a configuration.
 
-    The data are loaded to count the clients and the parameters; `suggest` says what else is used, which is nothing.
-    A data set with settings of its own (`settings.data_defaults`) keeps them.
+    The data are loaded to count the clients, the parameters and, where records are protected, the records of each
+    client; nothing else in them is used. A data set with settings of its own (`settings.data_defaults`) keeps them.
 
     Raises:
         UsageError: A setting is given that the suggestion chooses, or there is no rule for the configuration.

@@ -31,7 +31,7 @@ from . import build, runs
 from .grid import Cell, Grid
 from .tasks import DONE, Ending, Progress, Task, run_group, run_in_workers
 
-UNTOLD = "whose text is left out here, because it may quote the clients' records; `normec train` shows it"
+WITHHELD = "whose text is left out here, because it may quote the clients' records; `normec train` shows it"
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _outcome(cell: Cell, folder: Path, ending: Ending) -> Outcome:
         if ending.status == "failed" or (ending.status == "diverged" and found is None):
             facts = {"status": ending.status, "round": ending.round, "error": ending.error}
             if cell.config.private and ending.kind is not None:
-                facts["error"] = f"{ending.kind}, {UNTOLD}"
+                facts["error"] = f"{ending.kind}, {WITHHELD}"
             elif ending.traceback is not None:
                 facts["traceback"] = ending.traceback
             record_end(runs.settings_of(cell.config), folder, facts)

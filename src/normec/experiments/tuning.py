@@ -15,7 +15,7 @@ Key = TypeVar("Key")
 
 CRITERIA: Mapping[str, Metric] = {metric.column: metric for metric in METRICS if metric.decides}
 TEST = tuple(name for name, metric in CRITERIA.items() if metric.on_test)
-RESULTS = ("finished", "stopped")  # the states of runs with a result; a run is stopped when its privacy budget is spent
+RESULTS = ("finished", "stopped")  # states of runs with a result; a rule or a spent budget stops a run
 DEFAULT = "validation_accuracy"
 
 

@@ -1,4 +1,4 @@
-"""Models by name, each with the loss it is trained with."""
+"""Models by name, each with the loss that it is trained with."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def build(name: str, shape: tuple[int, ...], classes: int, *, hidden: int = 64, 
         ('Softmax', 'cross_entropy')
     """
     one_of(MODELS, model=name)
-    at_least(1, hidden=hidden)
+    at_least(1, hidden=hidden, classes=classes)
     features = int(torch.Size(shape).numel())
     if name == "logistic" and classes != 2:
         raise UsageError(f"logistic regression is for 2 classes, the data has {classes}; use softmax")

@@ -39,9 +39,9 @@ def norm_relu_pool(norm: nn.Module, pool: nn.Module, x: Tensor) -> Tensor:
 
 def _by_kernel(norm: nn.Module, x: Tensor, shortcut: Tensor | None) -> Tensor | None:
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
-    alone = norm._forward_hooks or norm._forward_pre_hooks or "forward" in vars(norm)
+    hooked = norm._forward_hooks or norm._forward_pre_hooks or "forward" in vars(norm)
     small = x.ndim == 4 and 0 < x.numel() < 2**31
-    if alone or not alike or not small or not kernels.usable(x) or torch.is_autocast_enabled(x.device.type):
+    if hooked or not alike or not small or not kernels.usable(x) or torch.is_autocast_enabled(x.device.type):
         return None
     x = x.contiguous(memory_format=torch.channels_last)
     if shortcut is not None:

@@ -10,7 +10,7 @@ from ..errors import non_negative
 
 
 class Softmax(nn.Linear):
-    """Softmax regression: one logit a class; inputs of any shape are flattened.
+    """Softmax regression: one logit per class; inputs of any shape are flattened.
 
     Args:
         features: The number of inputs of a record.
@@ -32,7 +32,7 @@ class Softmax(nn.Linear):
 
 
 class Logistic(nn.Linear):
-    """Logistic regression without intercept, as in the EF21 papers: one logit a record.
+    """Logistic regression without intercept, as in the EF21 papers: one logit per record.
 
     Args:
         features: The number of inputs of a record.

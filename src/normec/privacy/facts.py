@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import UsageError, at_least, fraction, one_of, positive
+from ..errors import UsageError, at_least, below_one, fraction, one_of, positive
 
 
 class Refused(UsageError):  # noqa: N818  (a verdict, not a crash)
@@ -50,8 +50,7 @@ class Facts:
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be > 0, got {getattr(self, name)}")
         positive(beta=self.beta)
-        if not 0 <= self.decay < 1:
-            raise UsageError(f"decay must lie in [0, 1), got {self.decay}")
+        below_one(decay=self.decay)
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,15 @@ class BatchSource(Protocol):
         ...
 
     def draw(self, clients: Tensor, round: int | Tensor) -> list[Tensor]:
-        """Record numbers of each client's batch in this round, which may be another one for each client."""
+        """Return the record numbers of each client's batch in a round: one round for all clients, or one for each."""
         ...
 
     def padded(self, clients: Tensor, round: int | Tensor) -> tuple[Tensor, Tensor]:
-        """The same as one table ``[c, longest]`` and the batches' lengths; what lies beyond a length is any record."""
+        """Return the batches as one table ``[c, longest]`` and their lengths; entries beyond a length are arbitrary."""
         ...
 
     def of(self, sizes: Tensor) -> BatchSource:
-        """Batches by the same rule and seed for clients with other numbers of records."""
+        """Return batches by the same rule and seed, for clients with other numbers of records."""
         ...
 
 
@@ -90,7 +90,7 @@ class Batches:
         return self.table(clients, round), self.sizes[clients].clamp(max=self.batch_size)
 
     def table(self, clients: Tensor, round: int | Tensor) -> Tensor:
-        """The batches as one table ``[c, B]``; of a client with fewer than B records only the first so many count."""
+        """Return the batches as one table ``[c, B]``; if a client has n < B records, only its first n entries count."""
         steps = self.steps[clients]
         passes = round // steps
         stale = self._pass[clients] != passes

@@ -2,8 +2,9 @@
 
 Flags, configuration files, the records of a run, the documentation and shell completion follow from the declaration.
 
-A setting that is not given takes the value that its declaration names: the method's own, for example. A setting that
-is given but does not apply is refused, so that no setting is silently ignored.
+A setting that is not given takes the value that its declaration names: the method's own, for example. A setting of a
+method, of local steps, of privacy or of the server's step that is given but does not apply is refused when the run is
+built, so that it is not silently ignored.
 """
 
 from __future__ import annotations

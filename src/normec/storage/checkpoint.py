@@ -30,9 +30,8 @@ EXTENDED = "extended"  # the key in an identity of a run that was continued to m
 LATEST = "latest.json"
 CURE = "restore it from a backup, or start again in another folder"
 _STATE = re.compile(r"round-\d{8,}\.safetensors")
-_OURS = re.compile(
-    rf"{_STATE.pattern}|\..*\.part|\.tmp\w{{6}}"
-)  # the last pattern is for temporary files of safetensors
+# The last pattern is for temporary files of safetensors.
+_OURS = re.compile(rf"{_STATE.pattern}|\..*\.part|\.tmp\w{{6}}")
 
 
 class Checkpoints:

@@ -72,6 +72,7 @@ class History:
             self._pending.append(json.dumps(row).encode() + b"\n")
 
     def write(self) -> None:
+        """Append the rows that are not in the file yet."""
         if self._path is not None and self._pending:
             data = b"".join(self._pending)
             append(self._path, data, private=self._private)
@@ -120,6 +121,7 @@ class History:
         self.rows = rows
 
     def rounds(self, column: str) -> list[int]:
+        """Return the rounds in which a column has a value."""
         return [row["round"] for row in self.rows if row.get(column) is not None]
 
     @property

@@ -1,1 +1,1 @@
-"""The operating system: files, processes and signals."""
+"""The operating system: files, code in files, processes, signals, and the owners of connections."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import UsageError, at_least
+from ..errors import UsageError, at_least, below_one
 from . import memory
 from .argument_checks import Array, positive
 from .constants import Constants
@@ -116,8 +116,8 @@ def propose(
     for name, value in (("alpha", alpha), ("beta", beta)):
         if value is not None:
             positive(**{name: value})
-    if decay is not None and not 0 <= decay < 1:
-        raise UsageError(f"decay must lie in [0, 1), got {decay}")
+    if decay is not None:
+        below_one(decay=decay)
     if constants.F0 <= 0 or constants.grad0 <= 0:
         raise UsageError("the start is already a stationary point: there is nothing to plan")
     if sigma is None:

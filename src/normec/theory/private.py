@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import UsageError, one_of
+from ..errors import UsageError, one_of, open_unit
 from . import memory
 from .argument_checks import Numbers, Value, below, non_negative, plain, positive, root, whole
 from .nonprivate import theorem1
@@ -146,8 +146,7 @@ def noise_per_message(epsilon: float, delta: float, sensitivity: float = 1.0) ->
     from ..privacy.gaussian import mu_for
 
     positive(epsilon=epsilon, sensitivity=sensitivity)
-    if not 0 < delta < 1:
-        raise UsageError(f"delta must lie in (0, 1), got {delta}")
+    open_unit(delta=delta)
     return sensitivity / mu_for(epsilon, delta)
 
 

@@ -21,7 +21,7 @@ __all__ = ["MLflow", "TensorBoard", "Tracker", "named"]
 
 
 def named(text: str, folder: Path, settings: Mapping[str, Any] | None = None) -> Tracker:
-    """The tracker that ``tensorboard[:FOLDER]`` or ``mlflow[:URI]`` names.
+    """Return the tracker that ``tensorboard[:FOLDER]`` or ``mlflow[:URI]`` names.
 
     Args:
         text: The name.

@@ -93,24 +93,32 @@ class MLflow(Tracker):
 
     def finish(self, status: str, error: str | None) -> None:
         self._send()
-        if not self._lost:
+        if self._lost:
+            return
+        try:
             if error is not None:
                 self._client.set_tag(self.run_id, "error", error)
             self._client.set_terminated(self.run_id, STATUS[status])
+        except self._mlflow.MlflowException as lost:
+            self._lose(lost)
 
     def _send(self) -> None:
-        """Send the collected rows to the store. A failure of the store does not end the run."""
+        """Send the collected rows to the store."""
         held, self._held, self._sent = self._held, [], time.monotonic()
         if self._lost or not held:
             return
         try:
             self._client.log_batch(self.run_id, metrics=held)
-        except self._mlflow.MlflowException as error:
-            self._lost = True
-            warnings.warn(f"MLflow lost {self.uri}, the run goes on without it: {error}", stacklevel=2)
+        except self._mlflow.MlflowException as lost:
+            self._lose(lost)
+
+    def _lose(self, error: Exception) -> None:
+        """Go on without the store, whose failure must not end the run."""
+        self._lost = True
+        warnings.warn(f"MLflow lost {self.uri}, the run goes on without it: {error}", stacklevel=3)
 
     def _known(self, experiment: str) -> str | None:
-        """The newest run with this key."""
+        """Return the newest run with this key; None if there is none."""
         if self.key is None:
             return None
         runs = self._client.search_runs(
@@ -124,5 +132,5 @@ class MLflow(Tracker):
 
 
 def _digest(key: str) -> str:
-    """A digest of a key that needs no quoting in a search."""
+    """Return a digest of a key, which needs no quotes in a search."""
     return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()

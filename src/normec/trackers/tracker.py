@@ -39,17 +39,23 @@ class Tracker(Callback):
         self.settings = {key: value for key, value in (settings or {}).items() if value is not None}
         self._waiting: list[Row] = []
         self._begun = self._ended = False
-        self._public = False  # whether rows have shown that the run protects nobody
+        self._public = False  # whether a row without an ε has shown that the run is not private
 
     def start(self, first_round: int) -> None:
         """Open a new run of the tracker, or the one to continue; rows from `first_round` on will follow."""
         raise NotImplementedError
 
     def log(self, values: dict[str, float], round: int) -> None:
+        """Record the values of a row, by column."""
         raise NotImplementedError
 
     def finish(self, status: str, error: str | None) -> None:
-        """`status`: "finished", "interrupted" or "failed"."""
+        """Close the run of the tracker.
+
+        Args:
+            status: "finished", also if a callback or a spent budget ended the run; "interrupted" or "failed".
+            error: Why the run failed; None if it did not.
+        """
         raise NotImplementedError
 
     def begin(self, first_round: int, rounds: int) -> None:  # noqa: ARG002
@@ -72,7 +78,7 @@ class Tracker(Callback):
         self.log(values, row["round"])
 
     def end(self, run: Run) -> None:
-        self._end("finished" if run.finished else "interrupted", None)
+        self._end("interrupted" if run.stopped == "interrupted" else "finished", None)
 
     def _end(self, status: str, error: str | None) -> None:
         if self._begun and not self._ended:

@@ -46,10 +46,11 @@ def method_of(
         return find(given)(), None
     entry = CATALOGUE[given]
     sizes = getattr(problem, "tensor_sizes", (len(problem.x0),))
-    return entry.build(entry.defaults(private), sizes, _share(participation, problem.clients)), entry
+    share = _share(given, participation, problem.clients) if entry.takes("participation") else 1.0
+    return entry.build(entry.defaults(private), sizes, share), entry
 
 
-def _share(participation: Participation | None, clients: int) -> float:
+def _share(method: str, participation: Participation | None, clients: int) -> float:
     """Return the share of the clients that take part in a round."""
     match participation:
         case None | Everyone():
@@ -61,8 +62,8 @@ def _share(participation: Participation | None, clients: int) -> float:
         case Rotation(groups, rate):
             return rate / groups
     raise UsageError(
-        f"a method by name may depend on the share of the clients that take part, which {type(participation).__name__} "
-        "does not state; give the method as an object, such as normec.NormEC(0.01, 0.1)"
+        f"{method} depends on the share of the clients that take part, which {type(participation).__name__} does not "
+        "state; give the method as an object, with its setting participation"
     )
 
 

@@ -32,7 +32,7 @@ MINE = Study(
 """
 
 
-def test_a_study_and_a_method_of_ones_own_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_study_and_a_method_of_the_users_own_in_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "own.py").write_text(OWN)
     words = ["run", f"{tmp_path / 'own.py'}:MINE", "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run(words, app) == 0

@@ -1,4 +1,4 @@
-"""The page of the benchmark: it is that of the records, names winners only where they are sure, and counts honestly."""
+"""The page of the benchmark follows from the records, and names a winner only where the difference is significant."""
 
 from __future__ import annotations
 

@@ -44,11 +44,11 @@ def test_a_wave_is_found_by_the_wavelet_of_its_angle() -> None:
         assert int(found[1 : 1 + scattering.ANGLES].argmax()) == angle
 
 
-def test_a_turned_image_turns_the_angles() -> None:
-    """Turned by 90°, wavelets of angle θ see what those of θ + 90° saw, up to the border."""
+def test_transposing_an_image_exchanges_the_wavelets_of_the_two_axes() -> None:
+    """Up to the border, those of 0° see in the transposed image what those of 90° saw."""
     x = images(1, 64)[:, :1]
-    plain, turned = (scattering.scattering(one).view(81, 16, 16)[:, 4:12, 4:12].mean((1, 2)) for one in (x, x.mT))
-    first, other = plain[1:9], turned[1:9]
+    plain, transposed = (scattering.scattering(one).view(81, 16, 16)[:, 4:12, 4:12].mean((1, 2)) for one in (x, x.mT))
+    first, other = plain[1:9], transposed[1:9]
     assert torch.allclose(first[0], other[4], rtol=1e-2)
     assert torch.allclose(first[4], other[0], rtol=1e-2)
 

@@ -24,7 +24,7 @@ from normec.federation.flower.channel_clients import PartyChannel
 from normec.federation.flower.download import PartsMissing
 from normec.federation.flower.limits import MessageLimits
 from normec.federation.flower.records import to_records
-from normec.federation.flower.roster import name_of
+from normec.federation.flower.run_parties import name_of
 from normec.federation.flower.supernode import VECTORS, limited_client, read_private_key
 from normec.federation.protocol.wire import Refusal, Reply, chained, to_fields
 

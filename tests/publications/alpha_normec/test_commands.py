@@ -40,7 +40,6 @@ def images(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.slow
 def test_cells_run_where_only_training_is_installed(images: Path, tmp_path: Path) -> None:
     barrier = tmp_path / "bar" / "sitecustomize.py"
     barrier.parent.mkdir()

@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,9 +39,18 @@ PAIRS = {
 }
 
 # Records hold percentages with two decimals and losses with four.
-close: Callable[[object], object] = lambda value: pytest.approx(value, abs=0.0051)  # noqa: E731
-close_loss: Callable[[object], object] = lambda value: pytest.approx(value, abs=0.000051)  # noqa: E731
-difference: Callable[[object], object] = lambda value: pytest.approx(value, abs=0.0101)  # noqa: E731
+
+
+def close(percentage: float) -> object:
+    return pytest.approx(percentage, abs=0.0051)
+
+
+def close_loss(loss: float) -> object:
+    return pytest.approx(loss, abs=0.000051)
+
+
+def difference(of_percentages: float) -> object:
+    return pytest.approx(of_percentages, abs=0.0101)
 
 
 def check_curve(rows: list[Row], cell: RunFiles, rounds: int) -> None:

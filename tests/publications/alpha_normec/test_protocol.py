@@ -119,7 +119,6 @@ def draw(folder: Path, *names: str, **readings: Any) -> int:
     return run(["figures", *names, *settings, "--runs", str(folder), "--jobs", "1", "--quiet"], app)
 
 
-@pytest.mark.slow
 def test_runs_that_diverge_are_shown_as_such(tmp_path: Path) -> None:
     readings = {"model": "mlp", "betas": [0.1], "lrs": [1e30, 0.1], "rounds": 1}
     assert draw(tmp_path, "tab-clip", **readings) == 0

@@ -1,8 +1,7 @@
 """Runs that are killed at the N-th operation on the disk and then taken to their end, in forked processes.
 
-As a program, for each N in turn: ``python -m tests.training.private.killing FOLDER NOISE ROUNDS STEP``. A run that is
-killed at
-instant N lives in FOLDER/N; beside it, N.draws has a line for every draw of noise that cannot be repeated.
+As a program, for each N in turn: ``python -m tests.training.private.killing FOLDER NOISE ROUNDS STEP``. The run that is
+killed at instant N is in FOLDER/N; beside it, N.draws has a line for every draw of noise that cannot be repeated.
 """
 
 from __future__ import annotations

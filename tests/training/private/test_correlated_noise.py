@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import math
@@ -17,13 +16,11 @@ import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 from safetensors.torch import load_file
-from scipy.stats import norm
 from torch import Tensor
 
 import normec.privacy.mechanism
 from normec import (
     DPSGD,
-    Callback,
     Clip,
     Compute,
     LocalSteps,
@@ -49,7 +46,9 @@ from normec.training.communicator import SingleProcess
 from normec.training.options import Options
 from normec.training.train import prepare
 
-from ...support.runs import StopAt
+from ...support.gaussian_mechanism import gaussian_epsilon
+from ...support.reference import seeded_noise
+from ...support.runs import EndAt, InterruptAt, StopAt, releases
 
 N, D, ROUNDS, GROUPS, LR, SIGMA = 7, 6, 200, 3, 0.05, 0.4
 CENTRES = np.random.default_rng(0).normal(size=(N, D))
@@ -76,13 +75,8 @@ def mechanism_of(method: Method, privacy: Privacy = CENTRAL, rounds: int = ROUND
 
 
 def independent_noise(name: str, rounds: int = ROUNDS) -> Any:
-    """z of every round by the definition of seeded noise: NumPy's PCG64DXSM, keyed by the path."""
-    rows = []
-    for t in range(rounds):
-        path = [1, name, "round", t, "attempt", 0, "sum"]
-        key = int.from_bytes(hashlib.sha256(json.dumps(path).encode()).digest(), "little")
-        rows.append(SIGMA * math.sqrt(N) * np.random.Generator(np.random.PCG64DXSM(key)).standard_normal(D))
-    return np.array(rows)
+    """z of every round."""
+    return np.array([SIGMA * math.sqrt(N) * seeded_noise(1, name, t, D) for t in range(rounds)])
 
 
 def matrix(mechanism: Mechanism, rounds: int = ROUNDS) -> Any:
@@ -160,16 +154,6 @@ def test_one_band_is_independent_noise_to_the_bit() -> None:
     assert torch.equal(one.x, none.x)
     assert not one.state.noise
     assert not torch.equal(one.x, run(DPSGD(Clip(1.0)), CENTRAL, 20).x)
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """ε of a μ-GDP mechanism by bisection of its trade-off function."""
-    low, high = 0.0, 100.0
-    for _ in range(200):
-        middle = (low + high) / 2
-        lost = norm.cdf(-middle / mu + mu / 2) - math.exp(middle) * norm.cdf(-middle / mu - mu / 2)
-        low, high = (middle, high) if lost > delta else (low, middle)
-    return high
 
 
 def epsilon_by_matrices(mechanism: Mechanism, participation: Rotation, rounds: int, rows: int = 0) -> float:
@@ -251,10 +235,6 @@ def test_coins_in_a_group_are_counted_by_privacy_loss_distributions() -> None:
     assert found.privacy.epsilon < run(DPSGD(Clip(1.0)), CENTRAL, rounds).privacy.epsilon  # type: ignore[union-attr]
 
 
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()[1:]]
-
-
 @pytest.mark.parametrize("kind", ["momentum", "normec"])
 def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path: Path, kind: str) -> None:
     method, _ = METHODS[kind]
@@ -265,8 +245,8 @@ def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path: Path, kind: str) ->
     assert part.finished
     assert torch.equal(part.x, whole.x)
     assert torch.equal(part.state.noise["history"], whole.state.noise["history"])
-    assert events(tmp_path / "part") == events(tmp_path / "whole")
-    assert sum(line["charged"] for line in events(tmp_path / "part")) == 6
+    assert releases(tmp_path / "part") == releases(tmp_path / "whole")
+    assert sum(line["charged"] for line in releases(tmp_path / "part")) == 6
     summary = json.loads((tmp_path / "part" / "summary.json").read_text())
     assert verified(tmp_path / "part", summary) is not None
     assert summary["privacy"]["epsilon"] == pytest.approx(
@@ -309,15 +289,8 @@ def test_a_killed_simulation_repeats_its_rounds_at_no_cost(tmp_path: Path) -> No
         shutil.copy(ahead / name, folder / name)
     found = run(method, rounds=12, out=folder)
     assert found.finished
-    assert sum(line["charged"] for line in events(folder)) == 4
+    assert sum(line["charged"] for line in releases(folder)) == 4
     assert torch.equal(found.x, run(method, rounds=12).x)
-
-
-class Killed(Callback):
-    """Ends the process, as far as the run can tell, after round 0 and before its checkpoint."""
-
-    def round(self, round: int) -> None:
-        raise KeyboardInterrupt(f"killed after {round} round")
 
 
 def test_a_round_that_is_repeated_with_other_coefficients_is_paid_again(
@@ -326,10 +299,10 @@ def test_a_round_that_is_repeated_with_other_coefficients_is_paid_again(
     """s + z/c_0 and s + z/c_0' would show s: another version of SciPy may find another c_0."""
     method, folder = DPSGD(Clip(1.0)), tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        run(method, rounds=2, out=folder, callbacks=[Killed()])
+        run(method, rounds=2, out=folder, callbacks=[InterruptAt(1)])
     monkeypatch.setattr(normec.privacy.mechanism, "best_coefficients", lambda *_: (9000, 7000, 2000))
     run(method, rounds=2, out=folder)
-    first = [line for line in events(folder) if line["round"] == 0]
+    first = [line for line in releases(folder) if line["round"] == 0]
     assert [(line["attempt"], line["charged"]) for line in first] == [(0, 1), (1, 1)]
 
 
@@ -396,7 +369,7 @@ def test_real_noise_is_drawn_again_only_for_a_round_that_is_paid_again(tmp_path:
     method, folder = DPSGD(Clip(1.0)), tmp_path / "run"
     run(method, SECURE, 12, out=folder, callbacks=[StopAt(7)], storage=Storage(checkpoint_seconds=1000))
     assert json.loads((folder / "checkpoint" / "latest.json").read_text())["round"] == 7
-    assert [line["charged"] for line in events(folder)] == [1, 0, 0, 1, 0, 0, 1]
+    assert [line["charged"] for line in releases(folder)] == [1, 0, 0, 1, 0, 0, 1]
     # A kill between the payment of round 7 and its checkpoint: the ledger is one line ahead.
     ahead = tmp_path / "ahead"
     shutil.copytree(folder, ahead)
@@ -405,13 +378,13 @@ def test_real_noise_is_drawn_again_only_for_a_round_that_is_paid_again(tmp_path:
         shutil.copy(ahead / name, folder / name)
     found = run(method, SECURE, 12, out=folder)
     assert found.finished
-    assert [(line["round"], line["attempt"], line["charged"]) for line in events(folder)][6:10] == [
+    assert [(line["round"], line["attempt"], line["charged"]) for line in releases(folder)][6:10] == [
         (6, 0, 1),
         (7, 0, 0),
         (7, 1, 1),
         (8, 0, 0),
     ]
-    assert sum(line["charged"] for line in events(folder)) == 5
+    assert sum(line["charged"] for line in releases(folder)) == 5
     assert found.privacy is not None
     assert found.privacy.epsilon == pytest.approx(
         gaussian_epsilon(math.sqrt(5) / (SIGMA * math.sqrt(N)), 1e-5), rel=1e-6
@@ -419,12 +392,7 @@ def test_real_noise_is_drawn_again_only_for_a_round_that_is_paid_again(tmp_path:
 
 
 def test_a_stopped_rule_states_the_epsilon_of_all_turns() -> None:
-    class Stop(Callback):
-        def round(self, round: int) -> None:
-            if round == 5:
-                self.run.stop("seen enough")
-
-    found = run(DPSGD(Clip(1.0)), rounds=12, callbacks=[Stop()])
+    found = run(DPSGD(Clip(1.0)), rounds=12, callbacks=[EndAt(5)])
     assert found.privacy is not None
     assert found.privacy.epsilon == pytest.approx(run(DPSGD(Clip(1.0)), rounds=12).privacy.epsilon)  # type: ignore[union-attr]
 

@@ -142,7 +142,7 @@ def test_a_loss_that_is_not_finite_is_noticed_though_it_is_not_recorded() -> Non
 
 
 @pytest.mark.slow
-def test_secret_coins_are_not_told_by_the_number_of_messages() -> None:
+def test_the_number_of_messages_does_not_show_secret_coins() -> None:
     """A gain from sampling needs the coins secret; how many clients were drawn says something about each."""
     sampled = Privacy(sigma=2.0, trust="secure-sum", sampling=0.5)
     counts = [

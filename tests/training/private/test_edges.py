@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Compute, NormEC, Poisson, Privacy, Problem, SmoothedNorm, train
 from normec.errors import UsageError
@@ -17,20 +17,10 @@ from normec.experiments import build
 from normec.gradients.choice import choose_engine
 from normec.settings import make
 
+from ...support.datasets import Fetched
+from ...support.runs import releases
+
 SUM: dict[str, Any] = {"epsilon": 8, "trust": "secure-sum"}
-
-
-class Listed(Dataset[Any]):
-    """Not a TensorDataset: its items are fetched one by one."""
-
-    def __init__(self, x: Tensor, y: Tensor) -> None:
-        self.x, self.y = x, y
-
-    def __len__(self) -> int:
-        return len(self.x)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
-        return self.x[i], self.y[i]
 
 
 def problem(model: torch.nn.Module | None = None, kind: Any = TensorDataset) -> Problem:
@@ -40,9 +30,8 @@ def problem(model: torch.nn.Module | None = None, kind: Any = TensorDataset) -> 
     return Problem(model or torch.nn.Linear(5, 3), torch.nn.functional.cross_entropy, data)
 
 
-def releases(folder: Path) -> list[int]:
-    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    return [k for line in lines[1:] for k in range(line["round"], line["round"] + line["count"])]
+def released_rounds(folder: Path) -> list[int]:
+    return [k for line in releases(folder) for k in range(line["round"], line["round"] + line["count"])]
 
 
 def test_a_finished_run_opened_again_reports_what_it_spent(tmp_path: Path) -> None:
@@ -62,7 +51,7 @@ def test_a_finished_run_opened_again_reports_what_it_spent(tmp_path: Path) -> No
 def test_a_round_in_which_nobody_was_drawn_is_a_release_too(seed: int, tmp_path: Path) -> None:
     privacy = Privacy(**SUM, sampling=0.1)
     run = train(problem(), NormEC(0.1, 0.05), lr=0.1, rounds=10, seed=seed, privacy=privacy, out=tmp_path / "run")
-    assert releases(tmp_path / "run") == list(range(10))
+    assert released_rounds(tmp_path / "run") == list(range(10))
     assert run.privacy is not None
     assert run.privacy.releases == 10
     assert run.privacy.epsilon == pytest.approx(8, rel=1e-3)
@@ -84,7 +73,7 @@ def test_empty_rounds_run_in_every_engine_and_trust(engine: str, trust: str) -> 
 
 
 @pytest.mark.quick_cases(3)
-@pytest.mark.parametrize("kind", [TensorDataset, Listed])
+@pytest.mark.parametrize("kind", [TensorDataset, Fetched])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_empty_batches_are_zero_gradients(kind: Any, clip: float | None) -> None:
     privacy = Privacy(epsilon=8, unit="record", trust="local", record_clip=clip)
@@ -135,7 +124,7 @@ class Follows(torch.nn.Module):
 
 
 @pytest.mark.slow
-def test_refusals(tmp_path: Path) -> None:
+def test_what_a_private_run_cannot_use_is_refused(tmp_path: Path) -> None:
     common: dict[str, Any] = {"lr": 0.1, "rounds": 12, "out": tmp_path / "run"}
     with pytest.raises(UsageError, match="no secret"):
         train(problem(), NormEC(0.1, 0.05), privacy=Privacy(**SUM, sampling=0.5, noise="secure"), **common)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
@@ -17,27 +17,27 @@ import torch
 from safetensors.torch import load_file
 
 from normec import DPSGD, Callback, Clip, Logging, Method, NormEC, Privacy, Problem, Storage, UsageError, train
+from normec.storage.releases import Releases
 
-from ...support.runs import StopAt, snapshot
+from ...support.gaussian_mechanism import gaussian_epsilon, gaussian_mu
+from ...support.runs import StopAt, releases, results, snapshot
+from ...support.waiting import LIMIT
 from .killing import private_run, problem
 
 TIMED = "checkpoint/latest.json"
 
 
-def results(folder: Path) -> dict[str, Any]:
-    """Every file of a run without its timings, and without the checksum of latest.json, which covers them."""
-    found: dict[str, Any] = dict(snapshot(folder))
-    for name in (TIMED, "summary.json"):
-        if name in found:
-            held = json.loads(found[name])
-            found[name] = {key: value for key, value in held.items() if key not in ("timings", "checksum")}
-    if "report.html" in found:
-        found["report.html"] = None
-    return found
+class CopyAndStop(StopAt):
+    """Copies a folder when so many rounds are done, which is what a kill would leave of it, and stops the run."""
 
+    def __init__(self, round: int, folder: Path, copy: Path) -> None:
+        super().__init__(round)
+        self.folder, self.copy = folder, copy
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()][1:]
+    def round(self, round: int) -> None:
+        if round == self.at:
+            shutil.copytree(self.folder, self.copy)
+        super().round(round)
 
 
 def killed_everywhere(folder: Path, noise: str, rounds: int, step: int) -> list[Path]:
@@ -49,7 +49,7 @@ def killed_everywhere(folder: Path, noise: str, rounds: int, step: int) -> list[
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=1800,
+        timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [path for path in folder.iterdir() if path.is_dir()]
@@ -71,20 +71,15 @@ def test_a_simulation_ends_in_the_same_files_wherever_it_is_killed(
     for run in runs:
         # The last run was not killed, and reached its end twice.
         assert results(run) == expected, run.name
+        assert (run / "report.html").exists(), run.name
 
 
 @pytest.mark.slow
 def test_epsilon_of_a_row_does_not_depend_on_what_was_reserved_later(tmp_path: Path) -> None:
     """The folder of round 9 beside the ledger of round 151: what a kill at round 151 leaves of a run."""
     whole = private_run(tmp_path / "whole", "seeded", 200)
-
-    class Copy(Callback):
-        def round(self, round: int) -> None:
-            if round == 151:
-                shutil.copytree(tmp_path / "run", tmp_path / "killed")
-                os.kill(os.getpid(), signal.SIGINT)
-
-    private_run(tmp_path / "run", "seeded", 200, callbacks=[Copy()])
+    copying = CopyAndStop(151, tmp_path / "run", tmp_path / "killed")
+    private_run(tmp_path / "run", "seeded", 200, callbacks=[copying])
     resumed = private_run(tmp_path / "killed", "seeded", 200)
     assert resumed.history.rows == whole.history.rows
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
@@ -92,20 +87,8 @@ def test_epsilon_of_a_row_does_not_depend_on_what_was_reserved_later(tmp_path: P
     assert epsilons == sorted(epsilons)
     assert len(set(epsilons)) == 100  # two rounds at a time are paid for
     for row in resumed.history.rows[:-1]:  # never below what had been released: rounds 0 … k
-        assert row["epsilon"] >= _epsilon(row["round"] + 1)
-
-
-def _epsilon(releases: int) -> float:
-    """By the Gaussian mechanism's own formula, solved by bisection; σ as for 200 releases at ε = 5."""
-    from scipy.optimize import brentq
-    from scipy.stats import norm
-
-    def delta(epsilon: float, mu: float) -> float:
-        return float(norm.cdf(-epsilon / mu + mu / 2) - torch.e**epsilon * norm.cdf(-epsilon / mu - mu / 2))
-
-    whole = brentq(lambda mu: delta(5, mu) - 1e-5, 0.01, 10)
-    mu = whole * (releases / 200) ** 0.5
-    return float(brentq(lambda epsilon: delta(epsilon, mu) - 1e-5, 0, 10)) * (1 - 1e-6)
+        made = gaussian_mu(5, 1e-5) * math.sqrt((row["round"] + 1) / 200)  # σ is that of 200 releases at ε = 5
+        assert row["epsilon"] >= gaussian_epsilon(made, 1e-5) * (1 - 1e-6)
 
 
 @pytest.mark.slow
@@ -114,7 +97,7 @@ def test_secure_noise_is_drawn_and_paid_for_once_a_round_but_for_the_round_under
     assert len(runs) > 30
     repeated = 0
     for run in runs:
-        paid = Counter(line["round"] for line in lines(run))
+        paid = Counter(line["round"] for line in releases(run))
         extra = sum(paid.values()) - len(paid)
         assert extra <= 1, run.name
         assert set(paid) == set(range(3 - extra)), run.name  # the budget is for three releases
@@ -134,11 +117,11 @@ def test_a_row_of_correlated_noise_that_is_drawn_again_is_charged_in_full(tmp_pa
     assert len(runs) > 20
     repeated = 0
     for run in runs:
-        paid = Counter(line["round"] for line in lines(run))
+        paid = Counter(line["round"] for line in releases(run))
         extra = sum(paid.values()) - len(paid)
         assert extra <= 1, run.name
         assert set(paid) == set(range(5)), run.name
-        assert sum(line["charged"] for line in lines(run)) == 2 + extra, run.name
+        assert sum(line["charged"] for line in releases(run)) == 2 + extra, run.name
         drawn = (run.parent / f"{run.name}.draws").read_text().split()
         assert len(drawn) <= sum(paid.values()), f"{run.name} has drawn noise that was not paid for"
         assert len(set(drawn)) == len(drawn)
@@ -172,14 +155,7 @@ def test_a_killed_run_with_secure_noise_goes_on_to_the_same_state_for_nothing(
         "storage": Storage(checkpoint_seconds=1000.0),
     }
     options["privacy"] = Privacy(epsilon=5, noise="secure", **STATEMENTS[statement])
-
-    class CopyAndStop(Callback):
-        def round(self, round: int) -> None:
-            if round == 13:
-                shutil.copytree(folder, twin)
-                os.kill(os.getpid(), signal.SIGINT)
-
-    train(problem(), METHODS[method], out=folder, callbacks=[CopyAndStop()], **options)
+    train(problem(), METHODS[method], out=folder, callbacks=[CopyAndStop(13, folder, twin)], **options)
     train(problem(), METHODS[method], out=twin, callbacks=[StopAt(13)], **options)
     ours, theirs = results(folder), results(twin)
     assert ours.keys() == theirs.keys()
@@ -191,39 +167,26 @@ def test_a_killed_run_with_secure_noise_goes_on_to_the_same_state_for_nothing(
     assert all(torch.equal(kept[name], again[name]) for name in kept)
     done = train(problem(), METHODS[method], out=twin, **options)
     assert done.finished
-    assert [line["round"] for line in lines(twin)] == list(range(24))
+    assert [line["round"] for line in releases(twin)] == list(range(24))
     assert done.privacy is not None
     assert done.privacy.epsilon == pytest.approx(5, rel=1e-6)
 
 
 def test_memories_that_take_the_noise_are_saved_every_round(tmp_path: Path) -> None:
     """Killed before the checkpoint of round 6 was written: that round alone is paid for again."""
-
-    class Copy(Callback):
-        def round(self, round: int) -> None:
-            if round == 7:
-                shutil.copytree(tmp_path / "run", tmp_path / "killed")
-                os.kill(os.getpid(), signal.SIGINT)
-
     options: dict[str, Any] = {"lr": 0.05, "rounds": 9, "storage": Storage(checkpoint_seconds=1000.0)}
     options["privacy"] = Privacy(epsilon=5, trust="local", memory="noisy", noise="secure")
-    train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", callbacks=[Copy()], **options)
+    copying = CopyAndStop(7, tmp_path / "run", tmp_path / "killed")
+    train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", callbacks=[copying], **options)
     done = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "killed", **options)
-    assert [line["round"] for line in lines(tmp_path / "killed")] == [0, 1, 2, 3, 4, 5, 6, 6, 7]
+    assert [line["round"] for line in releases(tmp_path / "killed")] == [0, 1, 2, 3, 4, 5, 6, 6, 7]
     assert done.stopped is not None
 
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Path:
     """What a kill in round 5 leaves of a run with secure noise: a checkpoint of round 1, and releases 1 … 4."""
-
-    class Copy(Callback):
-        def round(self, round: int) -> None:
-            if round == 5:
-                shutil.copytree(tmp_path / "run", tmp_path / "killed")
-                os.kill(os.getpid(), signal.SIGINT)
-
-    private_run(tmp_path / "run", "secure", 9, callbacks=[Copy()])
+    private_run(tmp_path / "run", "secure", 9, callbacks=[CopyAndStop(5, tmp_path / "run", tmp_path / "killed")])
     return tmp_path / "killed"
 
 
@@ -231,7 +194,7 @@ def test_releases_cut_short_or_lost_are_paid_for_again(killed: Path) -> None:
     path = killed / "checkpoint/releases.jsonl"
     path.write_bytes(path.read_bytes()[:-30])
     done = private_run(killed, "secure", 9)
-    assert [line["round"] for line in lines(killed)] == [0, 1, 2, 3, 4, 4, 5, 6, 7]
+    assert [line["round"] for line in releases(killed)] == [0, 1, 2, 3, 4, 4, 5, 6, 7]
     assert done.stopped is not None
     assert done.state.round == 8
 
@@ -248,8 +211,6 @@ def test_releases_that_were_changed_are_refused(killed: Path) -> None:
 def test_releases_that_the_ledger_does_not_know_are_refused(killed: Path, tmp_path: Path) -> None:
     """Releases of one run beside the ledger of the same run at an earlier time."""
     extra = json.loads((tmp_path / "killed/checkpoint/releases.jsonl").read_text().splitlines()[-1])
-    from normec.storage.releases import Releases
-
     later = Releases(killed / "checkpoint/releases.jsonl")
     later.load()
     later.append(extra["round"] + 1, 0, torch.zeros(6, dtype=torch.float64))

@@ -14,8 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from normec import Callback, NormEC, Privacy, Problem, Run, Storage, UsageError, train
+from normec import NormEC, Privacy, Problem, Run, Storage, UsageError, train
 from normec.models import Softmax
+
+from ...support.runs import InterruptAt
 
 DRAWS: dict[str, Callable[[], float]] = {
     "nothing": lambda: 0.0,
@@ -38,33 +40,20 @@ class Lazy(Dataset[Any]):
         return torch.eye(4)[self._client] + 1e-3 * self._draw(), record % 3
 
 
-class Stop(Exception):  # noqa: N818
-    pass
-
-
-class StopsAt(Callback):
-    def __init__(self, round: int) -> None:
-        self._round = round
-
-    def round(self, k: int) -> None:
-        if k == self._round:
-            raise Stop
-
-
 def go_on(out: Path, order: Sequence[int], draw: str = "nothing", stop: int = -1) -> Run:
     problem = Problem(Softmax(4, 3), F.cross_entropy, [Lazy(client, draw) for client in order])
     privacy = Privacy(epsilon=1.0, trust="secure-sum")
     options: dict[str, Any] = {
         "out": out,
         "storage": Storage(checkpoint_seconds=0.0),
-        "callbacks": [StopsAt(stop)],
+        "callbacks": [InterruptAt(stop)],
         "seed": 0,
     }
     return train(problem, NormEC(0.1, 0.4), lr=0.1, rounds=8, privacy=privacy, **options)
 
 
 def test_clients_in_another_order_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(Stop):
+    with pytest.raises(KeyboardInterrupt):
         go_on(tmp_path / "run", (0, 1, 2), stop=4)
     with pytest.raises(UsageError, match="data"):
         go_on(tmp_path / "run", (1, 2, 0))

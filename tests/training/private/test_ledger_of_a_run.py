@@ -16,47 +16,28 @@ import pytest
 import torch
 from torch import nn
 
-from normec import Callback, NormEC, Privacy, Problem, Storage, load, train
+from normec import Callback, NormEC, Privacy, Storage, load, train
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
 from normec.experiments import results
 from normec.report.run_view import read_run
 
+from ...support.runs import EndAt, StopAt, releases, snapshot
 from ...support.waiting import LIMIT
+from .killing import problem
 
 RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "storage": Storage(checkpoint_seconds=1000.0)}
-
-
-def problem() -> Any:
-    centres = torch.randn(3, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Problem.from_functions(
-        [lambda x, c=c: ((x - c) ** 2).sum() for c in centres], torch.zeros(6, dtype=torch.float64)
-    )
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-
-
-class Stop(Callback):
-    """Ctrl-C after so many rounds."""
-
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def round(self, round: int) -> None:
-        if round == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_every_round_is_one_line_with_its_running_epsilon(tmp_path: Path, noise: str) -> None:
     privacy = Privacy(epsilon=5, trust="secure-sum", noise=noise)  # type: ignore[arg-type]
     run = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
-    header, *releases = lines(tmp_path / "run")
+    header = json.loads((tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[0])
     assert header["privacy"]["epsilon"] == 5
-    assert [line["round"] for line in releases] == list(range(12))
-    epsilons = [line["epsilon"] for line in releases]
+    paid = releases(tmp_path / "run")
+    assert [line["round"] for line in paid] == list(range(12))
+    epsilons = [line["epsilon"] for line in paid]
     assert epsilons == sorted(epsilons)
     assert epsilons[-1] == pytest.approx(5, rel=1e-6)
     assert run.privacy is not None
@@ -66,16 +47,16 @@ def test_every_round_is_one_line_with_its_running_epsilon(tmp_path: Path, noise:
 def test_a_resumed_simulation_is_not_charged_twice(tmp_path: Path) -> None:
     privacy = Privacy(epsilon=5, trust="secure-sum")
     whole = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "whole", privacy=privacy, **RUN)
-    first = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, callbacks=[Stop(7)], **RUN)
+    first = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, callbacks=[StopAt(7)], **RUN)
     assert first.stopped == "interrupted"
     again = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
     assert torch.equal(again.x, whole.x)
     assert again.history.rows == whole.history.rows
-    assert len(lines(tmp_path / "run")) == 13
+    assert len(releases(tmp_path / "run")) == 12
 
 
-class StopFirst(Stop):
-    """Ctrl-C before the first round."""
+class StopFirst(Callback):
+    """Ctrl-C before the first round, when the run is handed to its callbacks."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -90,13 +71,13 @@ def test_a_run_that_is_interrupted_before_its_first_round_can_be_read_and_contin
     tmp_path: Path, privacy: Privacy | None
 ) -> None:
     for _ in range(2):
-        stopped = train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[StopFirst(0)], **RUN)
+        stopped = train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[StopFirst()], **RUN)
         assert (stopped.stopped, stopped.state.round) == ("interrupted", 0)
         assert read_run(tmp_path).status == "interrupted"
         assert (tmp_path / "report.html").exists()
     assert train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, **RUN).finished
     if privacy is not None:
-        assert len(lines(tmp_path)) == 13
+        assert len(releases(tmp_path)) == 12
 
 
 class Fails(Callback):
@@ -107,14 +88,8 @@ class Fails(Callback):
             raise MemoryError
 
 
-class Rule(Callback):
-    def round(self, round: int) -> None:
-        if round == 4:
-            self.run.stop("enough")
-
-
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
-@pytest.mark.parametrize("ending", [Stop(4), Rule()], ids=["interrupted", "stopped by a rule"])
+@pytest.mark.parametrize("ending", [StopAt(4), EndAt(4)], ids=["interrupted", "stopped by a rule"])
 def test_a_result_that_is_older_than_the_ledger_does_not_understate_what_was_spent(
     tmp_path: Path, noise: Any, ending: Callback
 ) -> None:
@@ -122,7 +97,7 @@ def test_a_result_that_is_older_than_the_ledger_does_not_understate_what_was_spe
     first = train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[ending], **RUN)
     with pytest.raises(MemoryError):
         train(problem(), NormEC(0.1, 0.1), out=tmp_path, privacy=privacy, callbacks=[Fails()], **RUN)
-    paid, spent = lines(tmp_path)[-1], load(tmp_path).privacy
+    paid, spent = releases(tmp_path)[-1], load(tmp_path).privacy
     assert first.privacy is not None
     assert spent is not None
     assert spent.epsilon == max(first.privacy.epsilon, paid["epsilon"])
@@ -138,7 +113,8 @@ def test_a_result_that_is_older_than_the_ledger_does_not_understate_what_was_spe
 
 KILLED = """
 import os, signal, sys
-from tests.training.private.test_ledger_of_a_run import RUN, problem
+from tests.training.private.killing import problem
+from tests.training.private.test_ledger_of_a_run import RUN
 from normec import Callback, NormEC, Privacy, train
 class Die(Callback):
     def round(self, round):
@@ -166,15 +142,15 @@ def test_secure_noise_whose_record_is_lost_is_drawn_and_paid_again_until_the_bud
     """Killed after 8 rounds with a checkpoint of round 1, releases lost: 1 … 7 are drawn anew, only 12 are allowed."""
     folder = tmp_path / "run"
     assert killed(folder, 8, "secure").returncode == -signal.SIGKILL
-    assert len(lines(folder)) == 9
+    assert len(releases(folder)) == 8
     (folder / "checkpoint" / "releases.jsonl").unlink()
     done = killed(folder, -1, "secure")
     assert done.returncode == 0, done.stderr
     assert "would bring epsilon" in done.stdout
-    releases = lines(folder)[1:]
-    assert [line["round"] for line in releases] == [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
-    assert [line["attempt"] for line in releases] == [0] * 8 + [1] * 4
-    assert releases[-1]["epsilon"] <= 5 * (1 + 1e-9)
+    paid = releases(folder)
+    assert [line["round"] for line in paid] == [0, 1, 2, 3, 4, 5, 6, 7, 1, 2, 3, 4]
+    assert [line["attempt"] for line in paid] == [0] * 8 + [1] * 4
+    assert paid[-1]["epsilon"] <= 5 * (1 + 1e-9)
     latest = json.loads((folder / "checkpoint" / "latest.json").read_text())
     assert latest["round"] == 5  # the model of that moment
 
@@ -187,13 +163,13 @@ def test_seeded_noise_killed_goes_on_to_the_same_bits_at_no_extra_cost(tmp_path:
     whole = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "whole", privacy=privacy, **RUN)
     again = train(problem(), NormEC(0.1, 0.1), out=tmp_path / "run", privacy=privacy, **RUN)
     assert torch.equal(again.x, whole.x)
-    assert len(lines(tmp_path / "run")) == len(lines(tmp_path / "whole")) == 13
+    assert len(releases(tmp_path / "run")) == len(releases(tmp_path / "whole")) == 12
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "gone"])
 def test_a_ledger_that_was_touched_stops_the_run(tmp_path: Path, damage: str) -> None:
     folder, privacy = tmp_path / "run", Privacy(epsilon=5, trust="secure-sum")
-    train(problem(), NormEC(0.1, 0.1), out=folder, privacy=privacy, callbacks=[Stop(6)], **RUN)
+    train(problem(), NormEC(0.1, 0.1), out=folder, privacy=privacy, callbacks=[StopAt(6)], **RUN)
     path = folder / "ledger.jsonl"
     text = path.read_text()
     if damage == "cut":
@@ -203,12 +179,12 @@ def test_a_ledger_that_was_touched_stops_the_run(tmp_path: Path, damage: str) ->
     else:
         path.unlink()
         (folder / "ledger.jsonl.head").unlink()
-    before = {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    before = snapshot(folder)
     with pytest.raises(UsageError) as error:
         train(problem(), NormEC(0.1, 0.1), out=folder, privacy=privacy, **RUN)
     assert "\n" not in str(error.value)
     if damage != "gone":
-        assert {p.name: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+        assert snapshot(folder) == before
 
 
 def test_another_statement_is_another_run(tmp_path: Path) -> None:
@@ -224,7 +200,7 @@ def test_a_folder_that_was_restored_or_deleted_is_refused_by_a_witness(noise: An
     folder, older = tmp_path / "run", tmp_path / "older"
     options: dict[str, Any] = {"lr": 0.1, "rounds": 6, "out": folder, "storage": Storage(witness=tmp_path / "witness")}
     options["privacy"] = Privacy(epsilon=8.0, trust="secure-sum", noise=noise)
-    train(problem(), NormEC(0.1, 0.1), callbacks=[Stop(2)], **options)
+    train(problem(), NormEC(0.1, 0.1), callbacks=[StopAt(2)], **options)
     shutil.copytree(folder, older)
     assert train(problem(), NormEC(0.1, 0.1), **options).finished
     shutil.rmtree(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -23,7 +22,8 @@ from normec.sampling.participation import Poisson, drawn_clients
 from normec.training.options import Options
 from normec.training.train import prepare
 
-from ...support.runs import StopAt, snapshot
+from ...support.reference import seeded_noise
+from ...support.runs import StopAt, releases, snapshot
 
 N, D, ROUNDS = 5, 6, 200
 CENTRES = np.random.default_rng(0).normal(size=(N, D))
@@ -42,13 +42,6 @@ def planes(dimension: int) -> Any:
     return Problem.from_functions(
         [lambda x, s=s: (s * x).sum() for s in slopes], torch.zeros(dimension, dtype=torch.float64)
     )
-
-
-def drawn_noise(name: str, round: int, sigma: float) -> Any:
-    """The noise of a sum by the definition of seeded noise: NumPy's PCG64DXSM, keyed by the path."""
-    path = [1, name, "round", round, "attempt", 0, "sum"]
-    key = int.from_bytes(hashlib.sha256(json.dumps(path).encode()).digest(), "little")
-    return sigma * np.random.Generator(np.random.PCG64DXSM(key)).standard_normal(D)
 
 
 @pytest.mark.quick_cases(3)
@@ -71,7 +64,7 @@ def test_the_trajectory_is_that_of_a_loop_by_hand(decay: float, rate: float) -> 
     x, estimate, memory = np.zeros(D), np.zeros(D), np.zeros((N, D))
     for t in range(ROUNDS):
         drawn = drawn_clients(Poisson(rate), N, t, 1) if rate < 1 else None
-        total = drawn_noise(mechanism.name, t, sigmas[t] * math.sqrt(N))
+        total = sigmas[t] * math.sqrt(N) * seeded_noise(1, mechanism.name, t, D)
         for i in range(N):
             kept = (1 - decay) * memory[i]
             if drawn is None or i in drawn:
@@ -129,15 +122,11 @@ METHOD = NormEC(0.1, 0.1, server_norm=False)
 RUN: dict[str, Any] = {"lr": 0.05, "rounds": 12, "seed": 0, "storage": Storage(checkpoint_seconds=1000.0)}
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()][1:]
-
-
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_the_ledger_pays_each_round_at_its_own_noise(tmp_path: Path, noise: Any) -> None:
     privacy = Privacy(epsilon=5, trust="secure-sum", noise=noise, noise_schedule="best")
     run = train(bowls(), METHOD, out=tmp_path / "run", privacy=privacy, **RUN)
-    paid = lines(tmp_path / "run")
+    paid = releases(tmp_path / "run")
     left = 12 - np.arange(12)
     assert run.privacy is not None
     expected = run.privacy.sigma / np.sqrt(left) * math.sqrt(np.mean(left))
@@ -158,15 +147,15 @@ def test_a_run_that_was_stopped_goes_on_with_its_own_noise(tmp_path: Path, noise
         return train(bowls(), METHOD, out=tmp_path / folder, privacy=privacy, callbacks=callbacks, **RUN)
 
     run("stopped", StopAt(5))
-    assert len(lines(tmp_path / "stopped")) == 5
+    assert len(releases(tmp_path / "stopped")) == 5
     resumed = run("stopped")
     assert resumed.finished
     assert resumed.privacy.epsilon == pytest.approx(5, rel=1e-6)
-    assert [line["attempt"] for line in lines(tmp_path / "stopped")] == [0] * 12
+    assert [line["attempt"] for line in releases(tmp_path / "stopped")] == [0] * 12
     if noise == "seeded":
         whole = run("whole")
         assert torch.equal(resumed.x, whole.x)
-        assert lines(tmp_path / "stopped") == lines(tmp_path / "whole")
+        assert releases(tmp_path / "stopped") == releases(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
@@ -182,9 +171,9 @@ def test_a_killed_run_goes_on_without_paying_again(tmp_path: Path, noise: Any) -
     whole = train(bowls(), METHOD, out=tmp_path / "whole", privacy=privacy, callbacks=[Copy()], **RUN)
     assert json.loads((tmp_path / "killed" / "checkpoint" / "latest.json").read_text())["round"] == 1
     resumed = train(bowls(), METHOD, out=tmp_path / "killed", privacy=privacy, **RUN)
-    paid = lines(tmp_path / "killed")
+    paid = releases(tmp_path / "killed")
     assert [(line["round"], line["attempt"]) for line in paid] == [(k, 0) for k in range(12)]
-    assert [line["sigma"] for line in paid] == [line["sigma"] for line in lines(tmp_path / "whole")]
+    assert [line["sigma"] for line in paid] == [line["sigma"] for line in releases(tmp_path / "whole")]
     assert resumed.privacy is not None
     assert resumed.privacy.epsilon == pytest.approx(5, rel=1e-6)
     assert torch.equal(resumed.x, whole.x) == (noise == "seeded")  # rounds 8 to 12 have other secure noise

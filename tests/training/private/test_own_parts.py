@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from normec import (
     DPSGD,
@@ -39,6 +39,8 @@ from normec.gradients.loop import LoopEngine
 from normec.privacy import gaussian
 from normec.problems.functions import FunctionProblem
 
+from ...support.datasets import Fetched
+
 PRIVATE = Privacy(epsilon=1.0, trust="secure-sum")
 METHOD = DPSGD(SmoothedNorm(0.0))
 
@@ -58,36 +60,22 @@ class Doubled(Problem):
         return 2 * super().outputs(x, inputs, buffers)
 
 
-class Items(Dataset[Any]):
-    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
-        self.inputs, self.targets = inputs, targets
-
-    def __len__(self) -> int:
-        return len(self.inputs)
-
-    def __getitem__(self, record: int) -> tuple[Tensor, Tensor]:
-        return self.inputs[record], self.targets[record]
-
-
-def built(kind: type[Problem], sets: type[Dataset[Any]], clients: int) -> Problem:
+def built(kind: type[Problem], sets: type[TensorDataset], clients: int) -> Problem:
     draw = torch.Generator().manual_seed(1)
-    held = [
-        sets(torch.rand(10, 4, generator=draw), torch.randint(0, 3, (10,), generator=draw))  # type: ignore[call-arg]
-        for _ in range(clients)
-    ]
+    held = [sets(torch.rand(10, 4, generator=draw), torch.randint(0, 3, (10,), generator=draw)) for _ in range(clients)]
     torch.manual_seed(0)
     return kind(nn.Linear(4, 3), F.cross_entropy, held)
 
 
-@pytest.mark.parametrize("sets", [TensorDataset, Items])
+@pytest.mark.parametrize("sets", [TensorDataset, Fetched])
 @pytest.mark.parametrize("clients", [2, 3, 20])
-def test_a_subclass_of_a_problem_that_looks_at_all_clients_is_refused(sets: type[Dataset[Any]], clients: int) -> None:
+def test_a_subclass_of_a_problem_that_looks_at_all_clients_is_refused(sets: type[TensorDataset], clients: int) -> None:
     with pytest.raises(UsageError, match="the gradient of client 0 changes"):
         train(built(Centred, sets, clients), METHOD, lr=0.1, rounds=1, privacy=PRIVATE, seed=3)
 
 
-@pytest.mark.parametrize("sets", [TensorDataset, Items])
-def test_a_subclass_that_parts_its_clients_is_computed_by_the_loop_with_a_note(sets: type[Dataset[Any]]) -> None:
+@pytest.mark.parametrize("sets", [TensorDataset, Fetched])
+def test_a_subclass_that_parts_its_clients_is_computed_by_the_loop_with_a_note(sets: type[TensorDataset]) -> None:
     run = train(built(Doubled, sets, 4), METHOD, lr=0.1, rounds=2, privacy=PRIVATE, seed=3)
     assert run.engine == "loop"
     assert run.privacy is not None
@@ -214,13 +202,13 @@ def test_a_draw_that_is_not_increasing_is_refused_in_every_round(drawn: Any, pri
 
 
 @pytest.mark.parametrize("drawn", [torch.tensor([0, 3]), torch.tensor([], dtype=torch.int64), None])
-def test_a_rule_of_ones_own_is_noted(drawn: Tensor | None) -> None:
+def test_a_participation_rule_of_the_users_own_is_noted(drawn: Tensor | None) -> None:
     run = train(functions(), METHOD, lr=0.1, rounds=4, privacy=PRIVATE, participation=Draws(drawn), seed=3)
     assert run.privacy is not None
     assert any("the user's own rule Draws decides which clients take part" in note for note in run.privacy.notes)
     usual = train(functions(), METHOD, lr=0.1, rounds=4, privacy=PRIVATE, participation=Poisson(0.5), seed=3)
     assert usual.privacy is not None
-    assert not any("caller's own" in note for note in usual.privacy.notes)
+    assert not any("decides which clients take part" in note for note in usual.privacy.notes)
 
 
 @pytest.mark.parametrize(

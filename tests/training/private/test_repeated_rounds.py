@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 from normec import (
     DPSGD,
@@ -35,23 +33,11 @@ from normec.privacy import Account, Event
 from normec.sampling.random_streams import Key
 from normec.training import loop, repeatability
 
-from ...support.runs import StopAt
+from ...support.datasets import Fetched
+from ...support.runs import StopAt, releases
 
 ROUNDS, STOPPED = 8, 3
 PRIVACY = Privacy(sigma=2.0, trust="secure-sum", noise="seeded")
-
-
-class Lazy(Dataset[Any]):
-    """Records that are fetched one by one, and may be others the next time."""
-
-    def __init__(self, data: TensorDataset) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    def __getitem__(self, i: int) -> tuple[Tensor, ...]:
-        return self.data[i]
 
 
 class Own(ErrorFeedback):
@@ -68,7 +54,7 @@ def problem(lazy: bool = False, moved: float = 0.0) -> Problem:
         TensorDataset(torch.randn(6, 5, generator=draw), torch.randint(0, 3, (6,), generator=draw)) for _ in range(4)
     ]
     data[1].tensors[0].add_(moved)
-    parts: Sequence[Dataset[Any]] = [Lazy(part) for part in data] if lazy else data
+    parts = [Fetched(*part.tensors) for part in data] if lazy else data
     return Problem(nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), F.cross_entropy, parts)
 
 
@@ -90,10 +76,9 @@ def again(folder: Path) -> None:
     shutil.copytree(folder.parent / "kept", folder / "checkpoint")
 
 
-def releases(folder: Path) -> list[tuple[int, int]]:
-    """(round, attempt) of every line."""
-    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()]
-    return [(line["round"], line["attempt"]) for line in lines[1:]]
+def attempts(folder: Path) -> list[tuple[int, int]]:
+    """(round, attempt) of every release."""
+    return [(line["round"], line["attempt"]) for line in releases(folder)]
 
 
 ONCE = [(k, 0) for k in range(ROUNDS)]
@@ -104,18 +89,18 @@ def test_the_same_bits_are_the_same_release(tmp_path: Path) -> None:
     whole = rewound(tmp_path / "run", problem())
     repeated = made(tmp_path / "run", problem())
     assert torch.equal(repeated.x, whole.x)
-    assert releases(tmp_path / "run") == ONCE
+    assert attempts(tmp_path / "run") == ONCE
 
 
 @pytest.mark.parametrize(
-    ("lazy", "method"), [(True, None), (False, Own(Clip(0.5)))], ids=["lazy data", "a method of one's own"]
+    ("lazy", "method"), [(True, None), (False, Own(Clip(0.5)))], ids=["lazy data", "a method of the user's own"]
 )
 def test_what_may_come_out_otherwise_is_paid_for_again_with_other_noise(
     lazy: bool, method: Method | None, tmp_path: Path
 ) -> None:
     whole = rewound(tmp_path / "run", problem(lazy), method)
     repeated = made(tmp_path / "run", problem(lazy), method)
-    assert releases(tmp_path / "run") == ONCE + REPEATED
+    assert attempts(tmp_path / "run") == ONCE + REPEATED
     assert repeated.privacy is not None
     assert repeated.privacy.releases == ROUNDS + len(REPEATED)
     assert not torch.equal(repeated.x, whole.x)
@@ -126,10 +111,10 @@ def test_another_engine_pays_again_and_so_does_going_back(tmp_path: Path) -> Non
     folder = tmp_path / "run"
     rewound(folder, problem(), compute=Compute(engine="shared"))
     made(folder, problem(), compute=Compute(engine="loop"))
-    assert releases(folder) == ONCE + REPEATED
+    assert attempts(folder) == ONCE + REPEATED
     again(folder)
     made(folder, problem(), compute=Compute(engine="shared"))
-    assert releases(folder) == ONCE + REPEATED + [(k, 2) for k in range(STOPPED, ROUNDS)]
+    assert attempts(folder) == ONCE + REPEATED + [(k, 2) for k in range(STOPPED, ROUNDS)]
 
 
 @pytest.mark.parametrize(("engine", "kept"), [("shared", False), ("batched", True), ("loop", True)])
@@ -140,10 +125,9 @@ def test_a_gpu_that_may_add_up_otherwise_has_its_sums_kept(
     graphics = torch.device("cuda")
     monkeypatch.setattr(loop, "sums_in_fixed_order", lambda name, _: repeatability.sums_in_fixed_order(name, graphics))
     whole = rewound(tmp_path / "run", problem(), compute=Compute(engine=engine))
-    lines = (tmp_path / "run" / "ledger.jsonl").read_text().splitlines()[1:]
-    assert {json.loads(line)["key"] is None for line in lines} == {kept}
+    assert {line["key"] is None for line in releases(tmp_path / "run")} == {kept}
     made(tmp_path / "run", problem(), compute=Compute(engine=engine))
-    assert releases(tmp_path / "run") == (ONCE + REPEATED if kept else ONCE)
+    assert attempts(tmp_path / "run") == (ONCE + REPEATED if kept else ONCE)
     assert whole.finished
 
 
@@ -154,7 +138,7 @@ def test_rounds_that_were_paid_for_together_are_paid_again_from_the_first_that_i
     run = train(problem(), NormEC(0.1, 0.1), compute=Compute(engine="loop"), **options)  # type: ignore[arg-type]
     assert run.privacy is not None
     assert run.privacy.releases == 251
-    assert releases(folder)[:4] == [(0, 0), (2, 0), (3, 1), (4, 0)]
+    assert attempts(folder)[:4] == [(0, 0), (2, 0), (3, 1), (4, 0)]
 
 
 def test_a_ledger_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
@@ -164,7 +148,7 @@ def test_a_ledger_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
     shutil.rmtree(folder / "checkpoint")
     with pytest.raises(UsageError, match=r"latest\.json is missing beside"):
         made(folder, problem(moved=1.0))
-    assert releases(folder) == ONCE
+    assert attempts(folder) == ONCE
 
 
 def test_a_ledger_never_stands_without_a_checkpoint(tmp_path: Path) -> None:
@@ -194,7 +178,7 @@ def test_the_optimizer_pays_again_because_it_does_not_see_where_gradients_come_f
         optimizer.step()
         found.append(x.detach().clone())
         optimizer._noise._mechanism.close()  # type: ignore[union-attr]
-    assert releases(tmp_path) == [(0, 0), (0, 1)]
+    assert attempts(tmp_path) == [(0, 0), (0, 1)]
     assert abs(float(torch.corrcoef(torch.stack(found))[0, 1])) < 5 / 500**0.5
 
 
@@ -222,10 +206,10 @@ def test_code_and_functions_that_changed_make_another_release(tmp_path: Path, ki
     folder = tmp_path / "run"
     rewound(folder, kind(0.0))
     made(folder, kind(0.0))
-    assert releases(folder) == ONCE
+    assert attempts(folder) == ONCE
     again(folder)
     made(folder, kind(1e-6))  # too little for the value at the start, which a checkpoint is known by
-    assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
+    assert attempts(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
 
 
 @dataclass(frozen=True)
@@ -242,10 +226,10 @@ def test_a_rule_that_draws_others_makes_another_release(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     rewound(folder, problem(), participation=Some(0))
     made(folder, problem(), participation=Some(0))
-    assert releases(folder) == ONCE
+    assert attempts(folder) == ONCE
     again(folder)
     made(folder, problem(), participation=Some(1))
-    assert releases(folder) == ONCE + REPEATED
+    assert attempts(folder) == ONCE + REPEATED
 
 
 class Drawing(ErrorFeedback):
@@ -260,7 +244,7 @@ def test_a_server_step_of_the_caller_s_own_gets_no_credit(tmp_path: Path) -> Non
     folder, method = tmp_path / "run", Drawing(SmoothedNorm(0.1), 0.1)
     rewound(folder, problem(), method)
     made(folder, problem(), method)
-    assert releases(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
+    assert attempts(folder) == ONCE + [(k, 1) for k in range(STOPPED, ROUNDS)]
 
 
 @pytest.mark.slow
@@ -280,7 +264,7 @@ def test_a_repeated_round_gains_nothing_from_coins_that_were_used(coins: str, tm
     train(problem(True), method, **options)
     again(folder)
     run = train(problem(True), method, **options)
-    lines = [json.loads(line) for line in (folder / "ledger.jsonl").read_text().splitlines()[1:]]
+    lines = releases(folder)
     assert [line["rate"] for line in lines] == [rate] * ROUNDS + [1.0] * (ROUNDS - STOPPED)
     assert run.privacy is not None
     multiplier = lines[0]["multiplier"]
@@ -306,7 +290,7 @@ def test_arithmetic_of_another_kind_makes_another_release(
     finally:
         torch.set_flush_denormal(False)
         torch.backends.mkldnn.matmul.fp32_precision = usual
-    assert releases(folder) == ONCE + REPEATED
+    assert attempts(folder) == ONCE + REPEATED
 
 
 def test_the_number_of_threads_stays_that_of_the_run() -> None:

@@ -17,8 +17,6 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
-from scipy.optimize import brentq
-from scipy.stats import norm
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
@@ -26,7 +24,6 @@ from torch.utils.data import TensorDataset
 from normec import (
     DPSGD,
     AdaptiveClip,
-    Callback,
     Clip,
     Clip21,
     FixedSize,
@@ -42,6 +39,9 @@ from normec import (
 from normec.algorithms.client_momentum import Clip21SGD2M, MomentumNormEC
 from normec.models import Softmax
 from normec.privacy.noise import SeededNoise
+
+from ...support.gaussian_mechanism import gaussian_epsilon
+from ...support.runs import EndAt
 
 ROUNDS, DELTA = 6, 1e-5
 SIZES = (20, 8, 4, 8)
@@ -98,13 +98,7 @@ def noise_faced(seen: Drawn, privacy: Privacy, weights: Sequence[float]) -> list
 
 def epsilon_of_gaussians(shifts: Sequence[float]) -> float:
     """ε at δ of Gaussian releases whose means move by these multiples of their standard deviations."""
-    mu = math.sqrt(sum(shift**2 for shift in shifts))
-
-    def delta(epsilon: float) -> float:
-        above, below = norm.cdf(mu / 2 - epsilon / mu), norm.logcdf(-mu / 2 - epsilon / mu)
-        return float(above - math.exp(epsilon + below))
-
-    return float(brentq(lambda epsilon: delta(epsilon) - DELTA, 0.0, mu**2 + 20 * mu, xtol=1e-12))
+    return gaussian_epsilon(math.sqrt(sum(shift**2 for shift in shifts)), DELTA)
 
 
 def epsilon_of_sampled(shifts: Sequence[float], rate: float, pessimistic: bool) -> float:
@@ -282,14 +276,8 @@ def test_batches_of_a_fixed_size(method: Any, hidden: bool, relation: Any, drawn
 @pytest.mark.parametrize("schedule", ["constant", "given"])
 def test_a_run_that_a_rule_stops(schedule: str, drawn: Drawn) -> None:
     """ε is that of all planned rounds, whose noise follows from that of the first and from the schedule."""
-
-    class Stop(Callback):
-        def round(self, round: int) -> None:
-            if round == 3:
-                self.run.stop("enough")
-
     privacy = Privacy(epsilon=4, delta=DELTA, trust="central", noise_schedule=SCHEDULES[schedule])
-    how: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "seed": 3, "callbacks": [Stop()]}
+    how: dict[str, Any] = {"lr": 0.1, "rounds": ROUNDS, "seed": 3, "callbacks": [EndAt(3)]}
     run = train(clients(), Clip21(0.3), privacy=privacy, **how)
     assert sorted(drawn.of_sum) == [0, 1, 2]
     relative = ONE_BY_ONE if schedule == "given" else [1.0] * ROUNDS

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import stat
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import DPSGD, Callback, Clip, Logging, NormEC, Poisson, Privacy, Problem, train
+from normec import DPSGD, Clip, Logging, NormEC, Poisson, Privacy, Problem, train
 from normec.errors import UsageError
 from normec.gradients import loop as loop_engine
 from normec.gradients.loop import LoopEngine
@@ -29,6 +27,7 @@ from normec.training.options import Options
 from normec.training.run import batches_of
 from normec.training.train import prepare
 
+from ...support.runs import StopAt
 from .test_training import bowls
 
 CLIENTS, METHOD = 6, DPSGD(Clip(1.0))
@@ -86,14 +85,6 @@ def test_the_coins_of_a_claimed_sampling_are_secret_too() -> None:
     assert secret.tolist() != public.tolist()
 
 
-class _Stop(Callback):
-    """Ctrl-C after four rounds."""
-
-    def round(self, round: int) -> None:
-        if round == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 SEEDS: list[int] = []
 
 
@@ -119,7 +110,7 @@ def test_masks_of_records_that_coins_draw_are_as_secret_as_the_coins(seed: int |
 def test_the_secret_stays_in_its_own_file_and_the_run_goes_on_with_it(tmp_path: Path) -> None:
     words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM}
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
-    assert train(bowls(CLIENTS), METHOD, **words, out=stopped, callbacks=[_Stop()]).stopped == "interrupted"
+    assert train(bowls(CLIENTS), METHOD, **words, out=stopped, callbacks=[StopAt(4)]).stopped == "interrupted"
     kept, secret = stopped / ".noise-secret", stored_secret(stopped)
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert secret is not None
@@ -133,7 +124,7 @@ def test_the_secret_stays_in_its_own_file_and_the_run_goes_on_with_it(tmp_path: 
 
 def test_a_lost_secret_is_refused_in_a_line(tmp_path: Path) -> None:
     words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM, "out": tmp_path}
-    train(bowls(CLIENTS), METHOD, **words, callbacks=[_Stop()])
+    train(bowls(CLIENTS), METHOD, **words, callbacks=[StopAt(4)])
     (tmp_path / ".noise-secret").unlink()
     with pytest.raises(UsageError, match=r"secret of the noise in .* is missing"):
         train(bowls(CLIENTS), METHOD, **words)
@@ -171,7 +162,7 @@ def test_what_is_left_of_a_removed_run_is_not_its_secret(tmp_path: Path) -> None
 @pytest.mark.parametrize("text", ["", "12", "f" * 32, "f" * 31 + "\n", "0" * 32 + "\n"])
 def test_another_secret_than_the_run_s_own_is_refused(tmp_path: Path, text: str) -> None:
     words: dict[str, Any] = {"lr": 0.1, "rounds": 8, "privacy": SUM, "out": tmp_path}
-    train(bowls(CLIENTS), METHOD, **words, callbacks=[_Stop()])
+    train(bowls(CLIENTS), METHOD, **words, callbacks=[StopAt(4)])
     (tmp_path / ".noise-secret").write_text(text)
     with pytest.raises(UsageError, match="secret"):
         train(bowls(CLIENTS), METHOD, **words)
@@ -208,7 +199,7 @@ def test_masks_of_clipped_records_are_secret_where_the_noise_is_real(seed: int |
     def seeds(out: Path | None) -> set[int]:
         """The seeds of the masks; the run stops after four of six rounds, and goes on if there is a folder."""
         SEEDS.clear()
-        how: dict[str, Any] = {"lr": 0.1, "rounds": 6, "seed": seed, "out": out, "callbacks": [_Stop()]}
+        how: dict[str, Any] = {"lr": 0.1, "rounds": 6, "seed": seed, "out": out, "callbacks": [StopAt(4)]}
         train(of, DPSGD(Clip(1.0)), privacy=privacy, **how)
         return set(SEEDS)
 

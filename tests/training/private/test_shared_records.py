@@ -1,4 +1,4 @@
-"""A record that is there twice, or whose losses are reported as results on a test set, has no epsilon."""
+"""Runs with a record that occurs twice, or that is part of a test set, are refused or noted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_record_that_counts_more_than_once_is_refused(dealt: Any, kind: Any) -
 
 
 @pytest.mark.parametrize("name", ["test", "validation"])
-def test_results_on_the_clients_own_records_are_not_told(name: str) -> None:
+def test_results_on_the_clients_own_records_are_not_reported(name: str) -> None:
     held = table()
     clients: list[Dataset[Any]] = [Subset(held, range(10)), Subset(held, range(10, 30))]
     for sets in (held, Subset(held, [3]), TensorDataset(*(part[:5] for part in held.tensors))):
@@ -107,7 +107,7 @@ def other() -> TensorDataset:
     return TensorDataset(*(part.clone() for part in table().tensors))
 
 
-def test_memory_that_a_class_of_ones_own_shares_with_the_clients_is_noted() -> None:
+def test_memory_that_a_class_of_the_users_own_shares_with_the_clients_is_noted() -> None:
     inputs, targets = (part.numpy() for part in table().tensors)
     columns = {"inputs": inputs, "targets": targets}
     clients: list[Dataset[Any]] = [Columns(columns, list(range(10))), Columns(columns, list(range(10, 30)))]

@@ -1,4 +1,4 @@
-"""The results of a verification: checks, and the table of them; and the scales of a verification."""
+"""The checks of a verification, their table, and the scale at which they are made."""
 
 from __future__ import annotations
 
@@ -13,6 +13,18 @@ Series = dict[str, tuple[list[float], list[float]]]
 
 @dataclass(frozen=True)
 class Scale:
+    """The size of a verification.
+
+    Attributes:
+        instances: The number of random quadratics.
+        seeds: The seeds of runs with noise on random problems.
+        real_seeds: The seeds of runs with noise on data sets.
+        horizons: The numbers of rounds on random problems.
+        real_horizons: The numbers of rounds on data sets.
+        sets: The data sets.
+        comparison_rounds: The rounds of the comparison with Clip21.
+    """
+
     instances: int
     seeds: int
     real_seeds: int

@@ -210,7 +210,7 @@ async def _body(receive: Receive, most: int) -> bytes | None:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return what the app receives of a request whose body was already read."""
+    """Return a function that passes a body that was already read to the app, and then what is received."""
     left = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Any:
@@ -220,7 +220,7 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
 
 
 class _PartByPart:
-    """Sends a response in parts, each after the party has read those before it. Ends if it does not read them."""
+    """Sends a response in parts, each after the party has read those before it. Ends with `TimeoutError` if not."""
 
     def __init__(self, send: Send) -> None:
         self._send, self.unread = send, False

@@ -3,8 +3,8 @@
     from normec.federation.flower.app import client_app, server_app
     app = server_app(task)      # `task`: a module or object with model(), loss(outputs, targets), data(i, n), test()
 
-A party decides about its own privacy: its folder and its policy come from its own command line (`--node-config`), never
-from the run configuration of the server.
+A party decides about its own privacy: its folder and its policy come from its own party file or command line
+(`--node-config`), never from the run configuration of the server.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ from ...data.table import read_table
 from ...errors import Diverged, UsageError, at_least
 from ...experiments import runs
 from ...experiments.resolve import Measured, resolved
-from ...settings.validation import to_toml
-from ...system.files import write_atomic
+from ...system.files import to_toml, write_atomic
 from ...system.processes import keep_freed_memory
 from ...training.summary import record_end, summarise, write_summary, write_tables
 from ..protocol.agreed_terms import AgreedTerms
@@ -43,13 +42,13 @@ from .definition import definition_of
 from .mailbox import Mailbox
 from .presence import Timeouts
 from .records import from_records, to_records
-from .roster import SILENCE, gather
+from .run_parties import SILENCE, gather
 from .scaffold import schema_of
 from .server_loop import run_rounds
 from .settings import Settings, located
 from .signed_terms import agreed_by_all
 from .sum_loop import introductions, run_sums, sum_limits
-from .task import Task, folder_of, problem_of, start_of, trained
+from .task import Task, folder_of, party_problem, start_of, trained
 
 if TYPE_CHECKING:
     from flwr.app import Context, Message
@@ -60,7 +59,14 @@ LOCK_SECONDS = 120.0  # a server whose SuperLink was killed keeps the run's fold
 
 
 def client_app(task: Task) -> ClientApp:
-    """The Flower app of a party."""
+    """The Flower app of a party.
+
+    Args:
+        task: The model, the loss and the party's data.
+
+    Returns:
+        An app whose process answers requests under the policy that its node configuration names.
+    """
     from flwr.app import Message
     from flwr.clientapp import ClientApp
 
@@ -118,7 +124,14 @@ class _Parties:
 
 
 def server_app(task: Task) -> ServerApp:
-    """The Flower app of the server."""
+    """The Flower app of the server.
+
+    Args:
+        task: The model, and the test data of the server.
+
+    Returns:
+        An app that runs a federation with the settings of its run configuration (`settings`).
+    """
     from flwr.serverapp import ServerApp
 
     app = ServerApp()
@@ -159,7 +172,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
             _say(f"the run in {out} is finished")
             return
     x0, evaluate = start_of(task, model, test)
-    roster = gather(grid, out, settings.parties, settings.start_seconds, _say)
+    parties = gather(grid, out, settings.parties, settings.start_seconds, _say)
     built, plan, given = definition_of(settings, method, len(x0), out, evaluate)
     timeouts = Timeouts(settings.round_seconds, settings.wait_seconds)
     config = resolved(config, Measured(dimension=len(x0), method=method))
@@ -167,16 +180,16 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
     with Mailbox(grid, settings.parties, length, sum_limits(length) if settings.summed else None) as mailbox:
         run: Coordinator | SumCoordinator
         if settings.summed:
-            sums, nodes = introductions(mailbox, roster, out, settings.name, settings.start_seconds, _say)
-            run = SumCoordinator(built, x0, nodes, plan, roster=sums, colluding=settings.colluding, **given)
+            roster, nodes = introductions(mailbox, parties, out, settings.name, settings.start_seconds, _say)
+            run = SumCoordinator(built, x0, nodes, plan, roster=roster, colluding=settings.colluding, **given)
         else:
-            run = Coordinator(built, x0, roster.names, plan, **given)
+            run = Coordinator(built, x0, parties.names, plan, **given)
         write_atomic(out / "config.toml", to_toml(config.record(settings_of_run.RECORDED)))
         try:
             if isinstance(run, SumCoordinator):
-                run_sums(run, mailbox, roster, timeouts, _say)
+                run_sums(run, mailbox, parties, timeouts, _say)
             else:
-                run_rounds(run, mailbox, roster, timeouts, _say)
+                run_rounds(run, mailbox, parties, timeouts, _say)
             result = run.finish()
             result.model = trained(model, result.x)
             write_tables(out, result)
@@ -226,7 +239,7 @@ class _LazyOracle(GradientOracle):
                 records: Dataset[Any] = read_table(self._table, schema_of(folder_of(self._task))).dataset
             else:
                 records = self._task.data(*self._which)
-            self._made = ProblemOracle(problem_of(self._task, records))
+            self._made = ProblemOracle(party_problem(self._task, records))
         return self._made
 
 
@@ -242,7 +255,7 @@ def _folder_and_policy(node_config: Mapping[str, Any]) -> tuple[str, Policy]:
 
 
 def _partition(node_config: Mapping[str, Any]) -> tuple[int, int]:
-    """The arguments of the app's data(), which decides what they mean."""
+    """The arguments with which the app's data() is called."""
     partition, partitions = node_config.get("partition-id", 0), node_config.get("num-partitions", 1)
     at_least(0, **{"partition-id": partition})
     at_least(1, **{"num-partitions": partitions})

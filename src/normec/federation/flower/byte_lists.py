@@ -69,7 +69,7 @@ def read(body: bytes, most: int | None = None) -> Iterator[memoryview]:
 
 
 def field(number: int, size: int) -> bytes:
-    """What comes before the bytes of a string of `size` bytes in a protobuf message."""
+    """The tag and the length that come before a string of `size` bytes in a protobuf message."""
     found = bytearray([number << 3 | 2])
     while size >= 0x80:
         found.append(size & 0x7F | 0x80)
@@ -79,7 +79,7 @@ def field(number: int, size: int) -> bytes:
 
 
 def _length(view: memoryview, at: int) -> tuple[int, int]:
-    """The number at a place of a protobuf message, and the place after it."""
+    """The number at an offset of a protobuf message, and the offset after it."""
     size = 0
     for place, byte in enumerate(view[at : at + _LONGEST]):
         size |= (byte & 0x7F) << 7 * place

@@ -1,4 +1,4 @@
-"""The channel of a SuperLink: requests and answers whole, in one HTTP request each, without polling.
+"""The channel of a SuperLink, which carries a whole request or answer in one HTTP request, without polling.
 
 Flower sends a message object by object: it is announced, its six objects are pushed one by one, announced to the
 receiver, pulled one by one and confirmed. Both sides poll. With Flower's web framework around each of these requests, a
@@ -23,7 +23,7 @@ and the server receives the answer when it is whole. The objects of requests tha
 Flower's way.
 
 A request is kept until the party that received it says so in its next call, and is sent again otherwise: a connection
-that breaks while a call is held would else lose the request, and the round would wait until its time limit. Access
+that breaks while a call is held would otherwise lose the request, and the round would wait until its time limit. Access
 control (`access_control`) has checked who calls, and how large the call is, before the channel sees it.
 """
 

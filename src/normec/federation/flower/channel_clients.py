@@ -70,8 +70,8 @@ class PartyChannel:
         found = self._attempt(_call, self._client, PARTY + RECEIVE, said, 1 + self._allowed.objects)
         if not found:
             return None
-        if len(found[0]) > table_bytes(self._allowed.objects):
-            raise WireError("the announcement of the message is larger than a message's may be")
+        if len(found[0]) > (most := table_bytes(self._allowed.objects)):
+            raise WireError(f"the announcement of the message has {len(found[0])} bytes, more than {most}")
         announced = PullMessagesResponse.FromString(found[0])
         described, name = announced.messages_list[0].metadata, announced.message_object_trees[0].object_id
         self._received = described.message_id.encode()
@@ -246,7 +246,7 @@ def _all_taken_apart(messages: Sequence[Message]) -> list[tuple[Any, Any, dict[s
 
 
 def _fitting(parts: Mapping[str, Part], room: int) -> list[Part]:
-    """As many of the objects as have room."""
+    """The objects that fit into `room` bytes together, taken in their order."""
     found = []
     for part in parts.values():
         if (size := sum(map(len, part)) if isinstance(part, tuple) else len(part)) <= room:

@@ -1,4 +1,4 @@
-"""What a server knows of its parties during a round or an exchange: who was asked, who is silent or suspended."""
+"""The state of the parties during a round or an exchange: who was asked, and who is silent or suspended."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Correspondence:
         self._silent: set[str] = set()
 
     def _waits(self) -> bool:
-        """Whether an answer is missing of a party that is online and trusted."""
+        """Whether an answer of a party that is online and trusted is missing."""
         return any(map(self._suspensions.trusted, self._silent & self._presence.online.keys()))
 
     def _take(self, incoming: Incoming, number: int) -> str:
         """Pass an answer to the coordinator and return its outcome; `number` is that of the round or exchange."""
-        name = self._presence.roster.name(incoming.node)
+        name = self._presence.parties.name(incoming.node)
         if incoming.lost:
             if incoming.round == number:
                 self._silent.discard(name)

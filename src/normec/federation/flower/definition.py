@@ -28,9 +28,20 @@ def definition_of(
     folder: Path | None = None,
     evaluate: Callable[[Tensor], Mapping[str, float]] | None = None,
 ) -> tuple[Method, Plan, dict[str, Any]]:
-    """What both kinds of coordinators are made of: the method, the plan, and further arguments.
+    """The arguments of a coordinator of either kind.
 
-    `method` is the name of the method, with the path of its file if it has one.
+    Args:
+        settings: The settings of the run.
+        method: The name of the method, with the path of its file if it has one.
+        dimension: The number of parameters of the model.
+        folder: The folder of the run; None for none.
+        evaluate: Returns the metrics that the server measures at x.
+
+    Returns:
+        The method, the plan, and the keyword arguments.
+
+    Raises:
+        UsageError: A setting is missing or does not fit the others.
     """
     config = settings.run
     given = {
@@ -49,7 +60,7 @@ def definition_of(
 def _plan(config: RunConfig, records: list[float] | None) -> Plan:
     rounds, lr = methods.rounds(config), methods.step_size(config)
     if rounds is None or isinstance(lr, str):
-        raise UsageError("a federation needs rounds and lr as numbers")
+        raise UsageError(f"a federation needs rounds and lr as numbers, got rounds = {rounds}, lr = {lr}")
     at_least(1, rounds=rounds)
     schedule = server.schedule(config)
     weights = build.weights(config.weights)

@@ -2,7 +2,7 @@
 
 The checks use the party's own files and one connection to the server, which is signed with the party's key and changes
 nothing there. A run's terms, if the party has them, are compared with its policy and its account by the same code that
-answers requests, so a run that passes is refused only if something changes.
+answers requests, so neither of the two refuses a run that passes, unless something changes.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ...errors import UsageError
 from ...privacy.accounting import Account
 from ...privacy.display import shown_epsilon
@@ -30,7 +32,7 @@ from ..protocol.departure import departures
 from ..protocol.policy import Policy, load_policy
 from ..protocol.price import priced
 from .party_file import PartyFile
-from .roster import name_of
+from .run_parties import name_of
 from .scaffold import schema_of
 from .signed_terms import SignedTerms, files_of, raw_key
 from .supernode import load_client, load_task, read_private_key
@@ -58,7 +60,15 @@ class _Problem(Exception):  # noqa: N818  (carries a line to `_outcome`)
 
 
 def examine(party: PartyFile, clock: Callable[[], float] = time.time) -> Iterator[Finding]:
-    """Make all checks, one after the other."""
+    """Make all checks, one after the other.
+
+    Args:
+        party: The files and the server of the party.
+        clock: The time in seconds since 1970, which is compared with the server's.
+
+    Yields:
+        The outcome of each check.
+    """
     yield _outcome("key", lambda: _key(party.key))
     yield _outcome("folder", lambda: _folder(party.folder))
     yield _outcome("disk space", lambda: _disk(party))
@@ -122,8 +132,10 @@ def _folder(path: Path) -> str:
 def _disk(party: PartyFile) -> str:
     present = next(path for path in (party.folder, *party.folder.parents) if path.exists())
     free, needed = shutil.disk_usage(present).free, LEAST_DISK
-    if party.terms is not None and party.terms.is_file():
-        needed += max((one.agreed.parameters for one in SignedTerms.load(party.terms).parties), default=0) * 4 * _STATES
+    for file in files_of(party.terms) if party.terms is not None else ():
+        if file.is_file():
+            agreed = SignedTerms.load(file).parties[0].agreed  # the model is the same for all parties
+            needed += agreed.parameters * np.dtype(agreed.dtype).itemsize * _STATES
     if free < needed:
         raise _Problem(
             f"{present} has {free / 2**20:.0f} MiB left, {needed / 2**20:.0f} MiB are needed; free some space"
@@ -202,7 +214,7 @@ def _validity(check: str, what: str, begins: datetime, ends: datetime) -> str | 
 
 
 def _server(party: PartyFile) -> str | Finding:
-    """The TLS handshake: name, address, certificate and host name."""
+    """Connect to the server by TLS, and check its name and its certificate."""
     from cryptography import x509
 
     host, _, port = party.superlink.rpartition(":")
@@ -241,20 +253,15 @@ def _server(party: PartyFile) -> str | Finding:
 def _registration(party: PartyFile, about: dict[str, Any]) -> str:
     """Whether the server knows the party's key, by a signed call that changes nothing; fills `about`."""
     import httpx
-    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
     from .channel_clients import about_server
     from .limits import MessageLimits
-    from .supernode import limited_client
+    from .supernode import limited_client, signing_client
 
     private = read_private_key(party.key)
-    signed = NodeAuthHttpInterceptor(private, private.public_key())
-    interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
-    client = limited_client(MessageLimits.of(1, 1))
-    trusted = party.root_certificates.read_bytes()
+    client, trusted = limited_client(MessageLimits.of(1, 1)), party.root_certificates.read_bytes()
     try:
-        with client.from_server_address(party.superlink, False, trusted, interceptors=interceptors) as fleet:
+        with signing_client(client, party.superlink, trusted, private) as fleet:
             about.update(json.loads(about_server(fleet)))
     except httpx.HTTPStatusError as error:
         if error.response.status_code == 404:
@@ -271,7 +278,7 @@ def _registration(party: PartyFile, about: dict[str, Any]) -> str:
 
 
 def _clock(party: PartyFile, about: dict[str, Any], clock: Callable[[], float]) -> str:
-    """Compare the clocks: with the server's answer, or with the header of one that needs no key."""
+    """Compare this clock with the server's, by its answer or by the date of a response that needs no key."""
     theirs = float(about["time"]) if "time" in about else _date_header(party)
     apart = clock() - theirs
     if abs(apart) > CLOCK:
@@ -306,7 +313,7 @@ def _versions(theirs: dict[str, str]) -> str | Finding:
 
 
 def _terms(party: PartyFile, file: Path) -> str:
-    """Whether all signed, and what the party's policy and account say to the run."""
+    """Whether all parties signed, and whether the party's policy and account allow the run."""
     terms = SignedTerms.load(file)
     own = terms.party_of(read_private_key(party.key).public_key())
     terms.check_signed()

@@ -7,9 +7,9 @@ compressed responses are refused and redirects are not followed (`limit_response
 are counted before they are fetched, and the sizes of an array's chunks are added up before they are joined. The
 numbers are in `limits`.
 
-Which objects belong to a message is read in the objects themselves: each names its parts, and its own name is a hash of
-that. The SuperLink also has lists of objects, but it believes whoever announces an object first about its parts, so one
-party could add parts that never arrive to the messages of others.
+Which objects belong to a message is read in the objects themselves: each names its parts, and the name of an object is
+a hash of its content. The SuperLink also has lists of objects, but it believes whoever announces an object first about
+its parts, so one party could add parts that never arrive to the messages of others.
 
 A message that exceeds one of these limits, or whose parts do not arrive, is deleted at the SuperLink.
 """
@@ -144,8 +144,8 @@ def _inflated(name: str, contents: dict[str, bytes], most: int) -> Message:
     kinds = {key: head_of(content)[:2] for key, content in contents.items()}
     left, arrays = most, dict[str, Any]()
     for key, (kind, children) in kinds.items():
-        if kind != "ArrayChunk" and len(contents[key]) > table_bytes(len(contents)):
-            raise WireError("a table in it is larger than a message's may be")
+        if kind != "ArrayChunk" and len(contents[key]) > (largest := table_bytes(len(contents))):
+            raise WireError(f"a table in it has {len(contents[key])} bytes, more than {largest}")
         if kind != "Array":
             continue
         if any(kinds[child] != ("ArrayChunk", []) for child in children):

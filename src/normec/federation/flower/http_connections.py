@@ -1,4 +1,4 @@
-"""Connections of the web server in which a request must begin in time, with a limited head, and responses be read.
+"""Limits of the web server's connections: on the size and the time of a request's head, and on unread responses.
 
 Uvicorn reads the head of a request, that is its address and its headers, before access control can refuse the request.
 It keeps a head of any length in memory, waits for the rest of it for ever, and queues all requests that arrive while
@@ -85,7 +85,7 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 def limit_connections() -> None:
-    """Use limited connections in all web servers that this process starts, and no web sockets, which Flower lacks."""
+    """Use limited connections in all web servers that this process starts, and no web sockets, as in Flower."""
     protocols: dict[Any, Any] = HTTP_PROTOCOLS
     protocols["auto"] = f"{__name__}:{LimitedConnection.__name__}"
     WS_PROTOCOLS["auto"] = None

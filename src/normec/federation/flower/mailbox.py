@@ -111,7 +111,7 @@ class Mailbox:
                 pending = {name: one for name, one in pending.items() if self._newest[one.node] < one.number + AHEAD}
         except httpx.HTTPError:
             self._lose(waiting, "Flower did not take the request")
-        except RunNotRunningException:  # no party's fault; the roster raises an error
+        except RunNotRunningException:  # no party's fault; `RunParties.online` raises an error
             self._lose([*waiting, *pending.values()], "the run was stopped")
         except Exception as error:  # no party's fault either
             self._lose([*waiting, *pending.values()], f"the exchange failed ({type(error).__name__})")
@@ -138,10 +138,12 @@ class Mailbox:
     def _take(self, one: _Pending, arrival: Arrival) -> None:
         """Read an answer, in a thread of its own if its objects did not come with it."""
         if arrival.contents:
-            self._incoming.put(self._opened(one, arrival))
-            return
-        put = lambda: self._incoming.put(self._opened(one, arrival))  # noqa: E731
-        threading.Thread(target=put, daemon=True).start()
+            self._open(one, arrival)
+        else:
+            threading.Thread(target=self._open, args=(one, arrival), daemon=True).start()
+
+    def _open(self, one: _Pending, arrival: Arrival) -> None:
+        self._incoming.put(self._opened(one, arrival))
 
     def _opened(self, one: _Pending, arrival: Arrival) -> Incoming:
         import httpx

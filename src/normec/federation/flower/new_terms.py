@@ -1,4 +1,4 @@
-"""The terms of a run before anybody has signed them: what the server would ask of every party."""
+"""Make the terms of a run, which nobody has signed yet, from the requests that the server would send."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...system.files import read_bytes, read_toml
+from ...system.files import read_bytes
 from ..protocol.agreed_terms import AgreedTerms
 from ..protocol.coordinator import Coordinator
+from ..protocol.wire import NAME
 from . import settings as settings_of_run
 from .definition import definition_of
-from .roster import name_of
-from .signed_terms import PARTY_NAME, Signatory, SignedTerms, digest_of_app, public_key, raw_key
+from .run_parties import name_of
+from .signed_terms import Signatory, SignedTerms, digest_of_app, public_key, raw_key
 from .supernode import load_task
 from .task import first_model
 from .versions import versions
@@ -30,14 +31,12 @@ def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -
     Raises:
         UsageError: A setting, a key or the app has a mistake.
     """
-    table = read_toml(app / "pyproject.toml") if (app / "pyproject.toml").exists() else {}
-    known = table.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
     stated = changes.get("parties", len(keys))
     if stated != len(keys):
         raise UsageError(
             f"the settings have parties = {stated}, got {len(keys)} with --party; name every party, or change parties"
         )
-    given = {**known, **changes, "parties": len(keys)}
+    given = {**settings_of_run.app_config(app), **changes, "parties": len(keys)}
     settings = settings_of_run.read(given)
     if settings.summed:
         raise UsageError(
@@ -46,12 +45,14 @@ def new_terms(app: Path, keys: Mapping[str, Path], changes: Mapping[str, Any]) -
         )
     names, parties = [], []
     for name, path in keys.items():
-        if not PARTY_NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise UsageError(f"{name!r} cannot be a party's name; use at most 64 letters, digits, '.', '-' and '_'")
         try:
             text = read_bytes(path, 2**16).decode("ascii", "replace").strip()
         except FileNotFoundError:
-            raise UsageError(f"there is no public key {path} of {name}") from None
+            raise UsageError(
+                f"there is no public key {path} of {name}; name the .pub file that ssh-keygen wrote"
+            ) from None
         node = name_of(raw_key(public_key(text.encode(), str(path))))
         if node in names:
             raise UsageError(f"{name} has the same key as another party; every party needs its own")

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...errors import UsageError, nearest
+from ...errors import UsageError, first_mistake, nearest
 from ...system.files import read_toml
 
 LogFormat = Literal["text", "json"]
@@ -93,4 +93,4 @@ def load_party_file(path: Path | None, given: Mapping[str, Any] | None = None) -
         name = str(first["loc"][0])
         if first["type"] == "missing":
             raise UsageError(f"{where}: {name} is missing; give it there, or as --{name.replace('_', '-')}") from None
-        raise UsageError(f"{where}: {name}: {first['msg'].lower()}, got {first['input']!r}") from None
+        raise UsageError(f"{where}: {first_mistake(error)}") from None

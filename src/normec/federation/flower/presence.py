@@ -1,4 +1,4 @@
-"""Who is online, and how long a server waits: what the loops of all kinds of rounds share."""
+"""The parties that are online, and the time limits of a server; the loops over rounds and over exchanges use both."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .roster import OnlineParty, Roster
+from .run_parties import OnlineParty, RunParties
 
 LOOK = 2.0  # seconds between two queries of the parties that are online
 WAIT = 0.2  # seconds to wait for an answer before the time limits are checked
@@ -26,12 +26,12 @@ class Timeouts:
 class Presence:
     """The parties that are online, as they were at the last look."""
 
-    def __init__(self, roster: Roster) -> None:
-        self.roster, self.online, self._next = roster, dict[str, OnlineParty](), -math.inf
+    def __init__(self, parties: RunParties) -> None:
+        self.parties, self.online, self._next = parties, dict[str, OnlineParty](), -math.inf
 
     def look(self, now: float) -> bool:
-        """Look again if it is time to. Returns whether it was."""
+        """Ask who is online, if the last look was `LOOK` seconds ago. Returns whether it asked."""
         if now < self._next:
             return False
-        self.online, self._next = self.roster.online(), now + LOOK
+        self.online, self._next = self.parties.online(), now + LOOK
         return True

@@ -26,14 +26,14 @@ _LONGEST_NAME = 256
 
 
 class SharedArrays:
-    """Flower's arrays of messages that are sent together: an array of several of them is converted and hashed once."""
+    """The arrays of messages that are sent together. An array that several share is converted and hashed once."""
 
     def __init__(self) -> None:
-        # The arrays themselves are kept too: an array that is gone leaves its identity to another one.
+        # The arrays themselves are kept too, because Python may give the identity of a freed one to another.
         self._made: dict[int, tuple[np.ndarray[Any, Any], FlowerArray]] = {}
 
     def of(self, array: np.ndarray[Any, Any]) -> FlowerArray:
-        """Flower's array of this one: an .npy file, into which the numbers are copied once."""
+        """The array as Flower's array, an .npy file into which the numbers are copied once."""
         if id(array) not in self._made:
             self._made[id(array)] = array, _written(array)
         return self._made[id(array)][1]

@@ -1,9 +1,11 @@
-"""`normec federation init`: write a Flower app that runs as it is, for the user's own model and data."""
+"""The folder of a Flower app: `normec federation init` writes one that runs as it is; other commands read it."""
 
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
 from ...data.table import TableSchema, load_schema
 from ...errors import UsageError
@@ -45,6 +47,15 @@ def write_app(folder: Path, *, schema: Path | None = None, task: str | None = No
         (folder / SCHEMA).write_bytes(schema.read_bytes())
         written.append(folder / SCHEMA)
     return written
+
+
+def app_table(app: Path) -> dict[str, Any]:
+    """The table [tool.flwr.app] of an app's pyproject.toml. Raises `UsageError` if there is none."""
+    try:
+        table = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
+        return dict(table)
+    except (OSError, KeyError, TypeError, ValueError):
+        raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
 
 
 def schema_of(app: Path) -> TableSchema:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from .correspondence import Correspondence
 from .mailbox import Incoming, Mailbox
 from .presence import WAIT, Clock, Presence, Say, Timeouts
-from .roster import Roster
+from .run_parties import RunParties
 from .suspension import Suspensions
 
 if TYPE_CHECKING:
@@ -28,13 +28,13 @@ ASKS = 4  # requests to one party in a round before it is suspended
 def run_rounds(
     coordinator: Coordinator,
     mailbox: Mailbox,
-    roster: Roster,
+    parties: RunParties,
     timeouts: Timeouts,
     say: Say,
     clock: Clock = time.monotonic,
 ) -> None:
     """Run all remaining rounds."""
-    suspensions, presence = Suspensions(), Presence(roster)
+    suspensions, presence = Suspensions(), Presence(parties)
     while not coordinator.finished:
         _Round(coordinator, mailbox, presence, suspensions, timeouts, say, clock).run()
 
@@ -111,7 +111,7 @@ class _Round(Correspondence):
 
     def _take(self, incoming: Incoming, number: int) -> str:
         outcome = super()._take(incoming, number)
-        name = self._presence.roster.name(incoming.node)
+        name = self._presence.parties.name(incoming.node)
         if outcome == "taken":  # also of an earlier round
             self._silent.discard(name)
         elif outcome == "handshake" and self._suspensions.handshake(name):

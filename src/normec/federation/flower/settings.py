@@ -16,12 +16,14 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...errors import UsageError, at_least, nearest
+from ...errors import UsageError, at_least, first_mistake, nearest
 from ...experiments import methods, server
 from ...settings.config import FEDERATED, RunConfig
 from ...settings.validation import make
+from ..protocol.wire import NAME
 from ..secure_sum.roster import FEWEST
 from ..secure_sum.terms import least_threshold
+from .scaffold import app_table
 
 RECORDED = ("data", "model", "clients", *FEDERATED)  # the settings in the folder of a federated run
 
@@ -31,7 +33,7 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    name: str = Field(default="federation", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
+    name: str = Field(default="federation", pattern=f"^{NAME.pattern}$")
     out: str = "runs/federation"
     parties: int = Field(default=2, ge=1)
     min_parties: int | None = Field(default=None, ge=1)
@@ -75,6 +77,12 @@ class Settings(BaseModel):
 NAMES = (*(name for name in Settings.model_fields if name != "run"), *FEDERATED)
 
 
+def app_config(app: Path) -> dict[str, Any]:
+    """The settings in an app's pyproject.toml. Raises `UsageError` if the folder contains no app."""
+    found: dict[str, Any] = app_table(app).get("config", {})
+    return found
+
+
 def read(config: Mapping[str, Any]) -> Settings:
     """Read and check Flower's run configuration. Raises `UsageError` with one line that names the mistake."""
     given: dict[str, Any] = {}
@@ -84,13 +92,12 @@ def read(config: Mapping[str, Any]) -> Settings:
             raise UsageError(f"there is no setting {key!r}{nearest(name, NAMES)}; settings are {', '.join(NAMES)}")
         if value != "":
             given[name] = value
-    lab = {name: given.pop(name) for name in FEDERATED if name in given}
+    of_any_run = {name: given.pop(name) for name in FEDERATED if name in given}
     try:
         settings = Settings.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
-    settings = settings.model_copy(update={"run": _run(lab, settings)})
+        raise UsageError(first_mistake(error)) from None
+    settings = settings.model_copy(update={"run": _run(of_any_run, settings)})
     if settings.summed and settings.parties < FEWEST:
         raise UsageError(f"a secure sum has at least {FEWEST} parties, got parties = {settings.parties}")
     if settings.least > settings.parties:
@@ -99,18 +106,20 @@ def read(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
-def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
+def _run(given: dict[str, Any], settings: Settings) -> RunConfig:
     """The settings that every run has. Unlike in a simulation, the defaults are secure noise and local trust."""
-    if lab.get("private", True):
-        trust = lab.setdefault("trust", "secure-sum" if settings.secure_sum else "local")
+    if given.get("private", True):
+        trust = given.setdefault("trust", "secure-sum" if settings.secure_sum else "local")
         if settings.secure_sum is not None and settings.secure_sum != (trust == "secure-sum"):
-            raise UsageError(f"secure_sum = {str(settings.secure_sum).lower()} contradicts trust = {trust}; drop one")
-        lab.setdefault("noise", "secure")
+            raise UsageError(
+                f"secure_sum = {str(settings.secure_sum).lower()} contradicts trust = {trust}; leave out one of them"
+            )
+        given.setdefault("noise", "secure")
         # With a noisy memory, the server can compute it too, and a party that lost its disk gets it back at no cost.
-        lab.setdefault("memory", "noisy" if trust == "local" else "clean")
-    run = make({**lab, "data": settings.name, "model": "of the app", "clients": settings.parties})
+        given.setdefault("memory", "noisy" if trust == "local" else "clean")
+    run = make({**given, "data": settings.name, "model": "of the app", "clients": settings.parties})
     at_least(0, seed=run.public_seed)
-    methods.step_size(run)  # raises where a method has no usual one and none is given
+    methods.step_size(run)  # raises if the method has no default and none is given
     methods.local_steps(run)  # so does this, for the step size of local steps
     server.check(run)
     for name in ("rounds", "batch_size", "evaluate_every"):
@@ -120,7 +129,10 @@ def _run(lab: dict[str, Any], settings: Settings) -> RunConfig:
 
 
 def named_by_a_command(method: str, app: Path | None) -> str:
-    """The name of a method that a command line gives: a file that only the working folder has, by its whole path."""
+    """The name of a method as a command line gives it, with the whole path of a file that the app does not have.
+
+    The file of a class is looked up in the folder of the app, and then in the working folder.
+    """
     file, colon, kind = method.rpartition(":")
     here = bool(colon) and Path(file).is_file() and not (app is not None and (app / file).is_file())
     return f"{Path(file).resolve()}:{kind}" if here else method

@@ -6,7 +6,8 @@ the settings of the run, a digest of the app's code, and for each party what eve
 policy and its own copy of the app (`doctor`), and signs it (`terms sign`). A party that is started with `terms` takes
 part only if all parties have signed, and refuses every request that differs.
 
-    {"terms": {"run": …, "settings": {…}, "app": …, "parties": [{"name": …, "key": …, "agreed": {…}}, …]},
+    {"terms": {"format": 1, "run": …, "app": …, "settings": {…}, "versions": {…},
+               "parties": [{"name": …, "key": …, "agreed": {…}}, …]},
      "signatures": {"hospital-a": …}}
 
 A signature is ECDSA with SHA-384 of the terms as JSON in one spelling, so no entry can be changed without all parties.
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -28,8 +28,9 @@ from ...errors import UsageError
 from ...system.code_files import CODE_SUFFIXES, is_hidden
 from ...system.files import read_bytes, read_json, write_atomic
 from ..protocol.agreed_terms import AgreedTerms
+from ..protocol.wire import NAME
 from . import settings as settings_of_run
-from .roster import name_of
+from .run_parties import name_of
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -38,14 +39,13 @@ FORMAT = 1
 _LARGEST = 16 * 2**20  # bytes of a file of terms
 _LARGEST_MODEL = 2**24  # parameters for which a reader of terms, who may have no policy, computes ε
 _PURPOSE = b"normec run terms 1\n"
-PARTY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _CODE = (*{Path(f"a{suffix}").suffix for suffix in CODE_SUFFIXES}, ".toml")
 _NOT_CODE = ("pyproject.toml", "policy.toml", "party.toml")  # settings are in the terms, rules belong to a party
 
 
 @dataclass(frozen=True)
 class Signatory:
-    """A party of a run: a name for people, its public key in OpenSSH's format, and its terms."""
+    """A party of a run: the name by which people know it, its public key in OpenSSH's format, and its terms."""
 
     name: str
     key: str
@@ -187,7 +187,7 @@ class SignedTerms:
         try:
             terms, signatures = whole["terms"], whole["signatures"]
             if terms["format"] != FORMAT:
-                raise UsageError(f"{path} has format {terms['format']}, this version reads {FORMAT}; update normec")
+                raise UsageError(f"the terms have format {terms['format']}, this version reads {FORMAT}; update normec")
             parties = tuple(
                 Signatory(one["name"], one["key"], AgreedTerms.from_facts(one["agreed"])) for one in terms["parties"]
             )
@@ -199,10 +199,13 @@ class SignedTerms:
             if not all(isinstance(table, dict) for table in tables):
                 raise TypeError("the settings, versions or signatures are no table")
             _ = found.canonical
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UsageError(f"{path} is no file of terms: {type(error).__name__} {error}") from None
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise UsageError(
+                f"{path} is no file of terms ({reason}); `normec federation terms new` writes one"
+            ) from None
         if found._facts() != terms:
             raise UsageError(f"{path} contains entries that no terms have; do not sign it")
         try:
@@ -218,7 +221,7 @@ class SignedTerms:
         """
         settings_of_run.read(self.settings)
         names = [one.name for one in self.parties]
-        if not all(map(PARTY_NAME.fullmatch, [*names, self.run])):
+        if not all(map(NAME.fullmatch, [*names, self.run])):
             raise UsageError("a name must be at most 64 letters, digits, '.', '-' and '_'")
         if not names or len({*names}) < len(names) or len({raw_key(one.public) for one in self.parties}) < len(names):
             raise UsageError("every party needs a name and a key of its own")

@@ -1,4 +1,4 @@
-"""The rounds of a run with secure sums over the network: who is who, then exchange after exchange.
+"""The rounds of a run with secure sums over the network: the parties introduce themselves, then exchanges follow.
 
 An exchange closes as soon as every party that was asked and is still online has answered, if there are enough answers.
 At the time limit (`round_seconds`) it closes with the answers that there are; the others have dropped out of the
@@ -18,16 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import UsageError
-from ...system.files import read_json, write_atomic
+from ...system.files import write_atomic
 from ..protocol.introduction import agreed, introduced
 from ..protocol.sum_terms import FOLDER
 from ..protocol.wire import Refusal, SumReply, SumRequest, WireError, from_fields, most_octets, octets
-from ..secure_sum.roster import Roster as SumRoster
+from ..secure_sum.roster import Roster
 from .correspondence import Correspondence
 from .limits import MessageLimits
 from .mailbox import Incoming, Mailbox
 from .presence import WAIT, Clock, Presence, Say, Timeouts
-from .roster import Roster
+from .run_parties import RunParties, kept_names
 from .suspension import Suspensions
 
 if TYPE_CHECKING:
@@ -44,8 +44,14 @@ def sum_limits(length: int) -> MessageLimits:
 
 
 def introductions(
-    mailbox: Mailbox, roster: Roster, folder: Path, name: str, seconds: float, say: Say, clock: Clock = time.monotonic
-) -> tuple[SumRoster, list[str]]:
+    mailbox: Mailbox,
+    parties: RunParties,
+    folder: Path,
+    name: str,
+    seconds: float,
+    say: Say,
+    clock: Clock = time.monotonic,
+) -> tuple[Roster, list[str]]:
     """The roster that all parties pinned, and the parties' names in its order; kept in the folder of the run.
 
     Raises:
@@ -53,10 +59,10 @@ def introductions(
     """
     kept = folder / FOLDER
     if (kept / NODES).exists():
-        return SumRoster.load(kept / ROSTER), list(read_json(kept / NODES)["nodes"])
-    run, until, found = f"{name}~{secrets.token_hex(8)}", clock() + seconds, dict[str, tuple[SumRoster, int]]()
-    presence, asked = Presence(roster), dict[str, str]()
-    while len(found) < len(roster.names):
+        return Roster.load(kept / ROSTER), kept_names(kept / NODES, "nodes")
+    run, until, found = f"{name}~{secrets.token_hex(8)}", clock() + seconds, dict[str, tuple[Roster, int]]()
+    presence, asked = Presence(parties), dict[str, str]()
+    while len(found) < len(parties.names):
         now = clock()
         presence.look(now)
         due = {
@@ -68,14 +74,16 @@ def introductions(
         mailbox.post(due, ttl=seconds + 60)
         incoming = mailbox.next(WAIT)
         if incoming is not None:
-            node = roster.name(incoming.node)
+            node = parties.name(incoming.node)
             if incoming.lost:
                 asked.pop(node, None)
                 continue
             found[node] = _introduced(incoming, run, node)
         elif now > until:
-            missing = ", ".join(node for node in roster.names if node not in found)
-            raise UsageError(f"{missing} did not show a roster within start_seconds = {seconds:g}; start it again")
+            missing = ", ".join(node for node in parties.names if node not in found)
+            raise UsageError(
+                f"no roster came within start_seconds = {seconds:g} from {missing}; start them, then the run again"
+            )
     members, nodes = agreed(found)
     kept.mkdir(parents=True, exist_ok=True)
     members.save(kept / ROSTER)
@@ -84,7 +92,7 @@ def introductions(
     return members, nodes
 
 
-def _introduced(incoming: Incoming, run: str, node: str) -> tuple[SumRoster, int]:
+def _introduced(incoming: Incoming, run: str, node: str) -> tuple[Roster, int]:
     try:
         if incoming.fields is None:
             raise WireError(incoming.fault)
@@ -104,13 +112,13 @@ def _introduced(incoming: Incoming, run: str, node: str) -> tuple[SumRoster, int
 def run_sums(
     coordinator: SumCoordinator,
     mailbox: Mailbox,
-    roster: Roster,
+    parties: RunParties,
     timeouts: Timeouts,
     say: Say,
     clock: Clock = time.monotonic,
 ) -> None:
     """Run all remaining rounds."""
-    loop = _Sums(coordinator, mailbox, roster, timeouts, say, clock)
+    loop = _Sums(coordinator, mailbox, parties, timeouts, say, clock)
     while not coordinator.finished:
         loop.exchange()
 
@@ -120,12 +128,12 @@ class _Sums(Correspondence):
         self,
         coordinator: SumCoordinator,
         mailbox: Mailbox,
-        roster: Roster,
+        parties: RunParties,
         timeouts: Timeouts,
         say: Say,
         clock: Clock,
     ) -> None:
-        super().__init__(coordinator, mailbox, Presence(roster), Suspensions(), timeouts, say, clock)
+        super().__init__(coordinator, mailbox, Presence(parties), Suspensions(), timeouts, say, clock)
         self._coordinator = coordinator
         self._round, self._round_began, self._failures = -1, 0.0, 0
 
@@ -172,11 +180,11 @@ class _Sums(Correspondence):
         coordinator = self._coordinator
         if self._waits():
             return False
-        return coordinator.left >= coordinator.needed or (coordinator.ready and coordinator.stage != "keys")
+        return coordinator.answered >= coordinator.needed or (coordinator.ready and coordinator.stage != "keys")
 
     def _close(self) -> None:
         coordinator, round, attempt = self._coordinator, self._coordinator.round, self._coordinator.attempt
-        stage, left = coordinator.stage, coordinator.left
+        stage, left = coordinator.stage, coordinator.answered
         coordinator.close_exchange()
         if coordinator.round > round:
             self._say(f"round {round}: a sum of {coordinator.summed} of {len(coordinator.parties)} parties")

@@ -10,21 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import UsageError
-from .roster import name_of
+from .run_parties import name_of
 
-_PATIENCE = 2  # a sign of life extends the time until which a party counts as online by so many of its intervals
+_PATIENCE = 2  # after a heartbeat, a party counts as online for so many of its intervals
 
 
 @dataclass(frozen=True)
-class Presence:
-    """A registered party: whether it is online, and the time of its last sign of life in seconds since 1970."""
+class PartyActivity:
+    """A registered party: whether it is online, and the time of its last heartbeat in seconds since 1970."""
 
     online: bool
     last_seen: float | None
 
 
-def presence(database: Path, clock: Callable[[], float] = time.time) -> dict[str, Presence]:
-    """The registered parties by name. A party sends a sign of life every half minute while it is online.
+def party_activity(database: Path, clock: Callable[[], float] = time.time) -> dict[str, PartyActivity]:
+    """The registered parties by name. While a party is online, it sends a heartbeat every half minute.
 
     Raises:
         UsageError: The file is not the database of a SuperLink.
@@ -43,7 +43,9 @@ def presence(database: Path, clock: Callable[[], float] = time.time) -> dict[str
     for key, status, until, interval in rows:
         if key is None:
             continue
-        ahead = _PATIENCE * (interval or 0.0) if status == "online" else 0.0  # a party that says goodbye is offline
+        ahead = (
+            _PATIENCE * (interval or 0.0) if status == "online" else 0.0
+        )  # a party that ends is offline from then on
         seen = until - ahead if until else None
-        found[name_of(bytes(key))] = Presence(status == "online" and (until or 0.0) > clock(), seen)
+        found[name_of(bytes(key))] = PartyActivity(status == "online" and (until or 0.0) > clock(), seen)
     return found

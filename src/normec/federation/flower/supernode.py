@@ -5,8 +5,8 @@ access to the party's data, policy and ledger. This SuperNode uses Flower's own 
 key) and the `channel` of the SuperLink, and passes requests to the ClientApp that the party installed. It never fetches
 the app of a run. It also keeps its process, so it does not start Python or load data in every round.
 
-What the server sends is measured before it is read (`download`): a request has at most two vectors, x and a row, of the
-largest model that the party's policy allows.
+What the server sends is measured before it is read (`download`). The limits follow from the largest model that the
+party's policy allows (`limits_of`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import math
 import os
 import signal
 import time
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from ..protocol.wire import WireError, most_octets
 from .channel_clients import PartyChannel
 from .download import limit_responses
 from .limits import PLAIN_BYTES, MessageLimits
+from .scaffold import app_table
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -63,8 +63,15 @@ def run_supernode(
 ) -> None:
     """Answer the server's requests until SIGINT or SIGTERM, and wait for a server that is not running.
 
-    `allowed` are the limits of a request (`limits_of`). `patience` is the time in seconds after which the party
-    gives up if the server does not admit it, and `reach` if the server cannot be reached at the start.
+    Args:
+        app: The ClientApp that the party installed.
+        superlink: The address of the server, HOST:PORT.
+        root_certificates: The certificate of the authority that signed that of the server.
+        key: The party's private key.
+        node_config: What the app receives as the configuration of its node (`PartyFile.node_config`).
+        allowed: The limits of a request (`limits_of`).
+        patience: Seconds after which the party gives up if the server does not admit it.
+        reach: Seconds after which the party gives up if the server cannot be reached at the start.
 
     Raises:
         NotAdmitted: The server does not admit the party.
@@ -123,11 +130,24 @@ def limited_client(allowed: MessageLimits) -> type[FleetHttpClient]:
     return Limited
 
 
+def signing_client(client: type[FleetHttpClient], superlink: str, trusted: bytes, private: Any) -> FleetHttpClient:
+    """Return a client of a SuperLink that signs its requests with a party's private key.
+
+    `trusted` is the certificate of the authority that signed that of the SuperLink.
+    """
+    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    signed = NodeAuthHttpInterceptor(private, private.public_key())
+    interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
+    return client.from_server_address(superlink, False, trusted, interceptors=interceptors)
+
+
 def watched_client(client: type[FleetHttpClient], signals: Signals) -> type[FleetHttpClient]:
     """Return a client that ends the process by `signals` once the server no longer knows the party's key.
 
-    Flower's own answer is SIGINT, which looks like its owner's wish to stop, and a traceback in the thread of the
-    heartbeats.
+    Flower itself would send SIGINT, as if the owner wanted the party to stop, and print a traceback of the thread that
+    sends heartbeats.
     """
     import httpx
 
@@ -177,18 +197,14 @@ def _admitted(
     import httpx
     from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
-    from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes
-    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-    signed = NodeAuthHttpInterceptor(private, private.public_key())
-    interceptors: Any = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), signed]
     request = ActivateNodeRequest(
         public_key=public_key_to_bytes(private.public_key()), heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL
     )
     began = time.monotonic()
     until = began + patience
-    with client.from_server_address(superlink, False, trusted, interceptors=interceptors) as fleet:
+    with signing_client(client, superlink, trusted, private) as fleet:
         while True:
             try:
                 if number.exists():
@@ -210,7 +226,7 @@ def _admitted(
                 if time.monotonic() > until:
                     raise NotAdmitted(
                         f"the server at {superlink} does not admit this party: its key is not registered there, "
-                        "or another process uses it"
+                        "or another process uses it; register the key, or stop that process"
                     ) from None
             time.sleep(1)
         yield fleet
@@ -234,10 +250,12 @@ def load_task(app: Path) -> Any:
 def _client_module(app: Path) -> tuple[Any, str]:
     """The module of an app's ClientApp, and the name of the ClientApp in it."""
     try:
-        table = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))
-        module, _, name = table["tool"]["flwr"]["app"]["components"]["clientapp"].partition(":")
-    except (OSError, KeyError, TypeError, AttributeError, tomllib.TOMLDecodeError):
-        raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
+        module, _, name = app_table(app)["components"]["clientapp"].partition(":")
+    except (KeyError, TypeError, AttributeError):
+        raise UsageError(
+            f"{app / 'pyproject.toml'} names no clientapp; add it to [tool.flwr.app.components], as in "
+            'clientapp = "learning.client:app"'
+        ) from None
     import_from_source(app)
     return importlib.import_module(module), name
 

@@ -1,4 +1,4 @@
-"""What the user of an app writes, and what follows from it: the problem of a party, the first model, its evaluation."""
+"""The user's code in an app (`Task`), and what is made of it: a party's problem, the first model, its evaluation."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def start_of(
         raise UsageError("the model has no trainable parameters")
     if test is None:
         return torch.cat(trainable), None
-    problem = problem_of(task, test, model)
+    problem = _problem(task, model, test if isinstance(test, list) else [test], test)
     buffers = problem.initial_buffers()
     return problem.x0, lambda x: problem.evaluate(x, buffers)
 
@@ -54,12 +54,16 @@ def first_model(task: Task) -> Tensor:
     return start_of(task, task.model(), None)[0]
 
 
-def problem_of(task: Task, records: Dataset[Any] | list[Dataset[Any]], model: nn.Module | None = None) -> Problem:
-    """A problem with one client. With `model`, the records are test data, in one set or in one for each party."""
+def party_problem(task: Task, records: Dataset[Any]) -> Problem:
+    """The problem of a party, whose one client has these records."""
+    return _problem(task, task.model(), [records], None)
+
+
+def _problem(
+    task: Task, model: nn.Module, clients: list[Dataset[Any]], test: Dataset[Any] | list[Dataset[Any]] | None
+) -> Problem:
     extra: dict[str, Any] = {name: getattr(task, name, None) for name in ("penalty", "augment", "transform")}
-    test = records if model is not None else None
-    clients = records if isinstance(records, list) else [records]
-    return Problem(task.model() if model is None else model, task.loss, clients, test, **extra)
+    return Problem(model, task.loss, clients, test, **extra)
 
 
 def folder_of(task: Task) -> Path:

@@ -13,7 +13,7 @@ _PACKAGES = ("torch", "flwr")
 
 
 def versions() -> dict[str, str]:
-    """The versions here."""
+    """The versions on this machine, by package."""
     found = {"python": platform.python_version(), "normec": __version__}
     for name in _PACKAGES:
         try:
@@ -24,5 +24,5 @@ def versions() -> dict[str, str]:
 
 
 def differing(theirs: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The packages whose version there differs from the one here: ours and theirs."""
+    """The packages whose versions differ, with the version here and the one on the other side."""
     return {name: (own, theirs[name]) for name, own in versions().items() if theirs.get(name, own) != own}

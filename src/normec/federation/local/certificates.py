@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from ...system.files import private_folder
+from ...system.files import private_folder, write_atomic
+from ..flower.supernode import read_private_key
 
 DAYS = 365
 
@@ -34,9 +34,9 @@ class ServerCertificate:
 
 
 def make_server(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost")) -> ServerCertificate:
-    """Create an authority and a certificate for `hosts` in a folder, unless they exist."""
+    """Create an authority and a certificate for `hosts` in a folder, unless they exist and are still valid."""
     found = ServerCertificate(folder / "ca.crt", folder / "server.crt", folder / "server.key")
-    if all(path.exists() for path in (found.authority, found.certificate, found.key)):
+    if all(path.exists() for path in (found.authority, found.certificate, found.key)) and _valid(found.certificate):
         return found
     private_folder(folder)
     authority_key, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
@@ -57,31 +57,40 @@ def make_server(folder: Path, hosts: Sequence[str] = ("127.0.0.1", "localhost"))
         .sign(authority_key, hashes.SHA384())
     )
     plain = serialization.NoEncryption()
-    _write(found.key, key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain), 0o600)
+    secret = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    write_atomic(found.key, secret, private=True)
     for path, signed in ((found.certificate, certificate), (found.authority, authority)):
-        _write(path, signed.public_bytes(serialization.Encoding.PEM), 0o644)
+        write_atomic(path, signed.public_bytes(serialization.Encoding.PEM))
     return found  # the key of the authority is not kept, so it can never sign anything else
 
 
 def make_key(path: Path) -> bytes:
     """Create a party's key in `path` and `path`.pub, in OpenSSH format. Returns the public key as Flower stores it.
 
-    An existing key is kept, because it identifies the party.
+    An existing key is kept, because it identifies the party. Raises `UsageError` if it cannot be read.
     """
     if path.exists():
-        private = serialization.load_ssh_private_key(path.read_bytes(), None)
-        if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise ValueError(f"{path} is not an elliptic curve key")
+        private = read_private_key(path)
     else:
         private_folder(path.parent)
         private = ec.generate_private_key(ec.SECP384R1())
         openssh = serialization.PrivateFormat.OpenSSH
         plain = serialization.NoEncryption()
-        _write(path, private.private_bytes(serialization.Encoding.PEM, openssh, plain), 0o600)
+        write_atomic(path, private.private_bytes(serialization.Encoding.PEM, openssh, plain), private=True)
     public = private.public_key()
     line = public.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    _write(path.with_name(path.name + ".pub"), line + b"\n", 0o644)
-    return public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    write_atomic(path.with_name(path.name + ".pub"), line + b"\n")
+    stored: bytes = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return stored
+
+
+def _valid(certificate: Path) -> bool:
+    """Whether a certificate, which was made together with its authority, is intact and valid for another day."""
+    try:
+        ends = x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    except ValueError:
+        return False
+    return ends > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
@@ -116,11 +125,3 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that has its mode from the start, so that a secret is never readable by others."""
-    path.unlink(missing_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)

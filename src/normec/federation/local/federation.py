@@ -1,7 +1,10 @@
-"""A whole federation on this machine: a SuperLink, one process per party, and a run, over TLS; all processes end.
+"""Run a whole federation on this machine: a SuperLink and one process for each party, connected by TLS.
 
-OUT/            the folder of the run
-OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ DATA/ (an app, if none was given) parties/party-I/ inputs.json
+No process outlives the run.
+
+    OUT/            the folder of the run
+    OUT/federation/ tls/ keys/ flwr/ (Flower's home) logs/ DATA/ (an app, if none was given) parties/party-I/
+                    inputs.json
 """
 
 from __future__ import annotations
@@ -10,7 +13,6 @@ import json
 import os
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ from ...training.callbacks import Callback
 from ...training.saved_run import Result
 from ...training.summary import record_end
 from ..flower.scaffold import needs_tables, schema_of, write_app
-from ..flower.settings import Settings, located, read
+from ..flower.settings import Settings, app_config, located, read
 from ..protocol.policy import load_policy
 from ..protocol.spending import spending
 from ..secure_sum.keys import Identity
@@ -53,6 +55,7 @@ SUMMARY = "summary.json"
 OF_A_METHOD = (*(name for name in in_groups("method", "local") if name != "method"), "lr")
 EXAMPLE_SECONDS = {"round_seconds": 60.0, "wait_seconds": 600.0}  # all parties are on this machine
 SCRIPTS = Path(sys.executable).parent
+CONNECTED = ("waits for requests", "SuperNode ID")  # logged by a party's process, ours or Flower's, once it is online
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class LocalOptions:
 
 
 class PartyStatus(NamedTuple):
-    """A party for people: its name, whether it is online, and its spending (`protocol.spending`), if it has any."""
+    """A party as it is displayed: its name, whether it is online, and its spending (`protocol.spending`), if any."""
 
     name: str
     presence: str
@@ -100,14 +103,22 @@ class PartyStatus(NamedTuple):
 
 
 class Federation:
-    """A context with a federation on this machine. Parties can be started, killed and started again."""
+    """A context with a federation on this machine. Parties can be started, killed and started again.
+
+    Args:
+        options: The app, the folder, the parties and the settings.
+
+    Raises:
+        UsageError: An option or a setting has a mistake; nothing is started then.
+    """
 
     def __init__(self, options: LocalOptions) -> None:
         self.out, self.home = options.out.resolve(), options.out.resolve() / "federation"
         self._options = options
         if options.example and options.count != len(heart_disease.HOSPITALS):
             raise UsageError(
-                f"{options.data} has {len(heart_disease.HOSPITALS)} hospitals, got --parties {options.count}"
+                f"{options.data} has {len(heart_disease.HOSPITALS)} hospitals, got --parties {options.count}; "
+                "leave out --parties"
             )
         self.app = options.app.resolve() if options.app is not None else self.home / options.data
         if options.app is None and not self.app.exists():
@@ -115,16 +126,18 @@ class Federation:
         _check_tables(self.app, options)
         usual = {**heart_disease.settings(options.config), **EXAMPLE_SECONDS} if options.example else {}
         own, given = app_config(self.app), {**usual, **options.config}
-        self.config = {**_taken_back(own, given), **given, "out": str(self.out), "parties": options.count}
+        self.config = {**_emptied_method_settings(own, given), **given, "out": str(self.out), "parties": options.count}
         self.settings = read({**own, **self.config})
-        build.statement(self.settings.run, self.settings.run.record_clip)  # a mistake shows before anything is started
+        build.statement(
+            self.settings.run, self.settings.run.record_clip
+        )  # reports a mistake before anything is started
         if self.settings.summed and options.flower_nodes:
             raise UsageError(
                 "Flower's SuperNodes start a process for every request, which forgets the secrets of a secure sum; "
                 "leave out --flower-nodes"
             )
         self.method = located(self.settings.run.method, self.app)
-        if is_own(self.method):  # so that a mistake in it shows before anything is started
+        if is_own(self.method):  # so that a mistake in it is reported before anything is started
             methods.build(self.settings.run.model_copy(update={"method": self.method}), 1)
         self._tls = certificates.make_server(self.home / "tls")
         _call_directly("127.0.0.1")
@@ -192,7 +205,7 @@ class Federation:
         folder, policy = self.folder(i), self._policy(i)
         if self._options.policy is None and not policy.exists():
             private_folder(folder)
-            write_atomic(policy, tomli_w.dumps(agreeing(self.settings, self.method)))
+            write_atomic(policy, tomli_w.dumps(permissive_policy(self.settings, self.method)))
         named: dict[str, Any] = {
             "partition-id": i,
             "num-partitions": self._options.count,
@@ -231,11 +244,11 @@ class Federation:
         return f"party-{i}"
 
     def title(self, i: int) -> str:
-        """The name of a party for people."""
+        """The name of a party in displays and in the roster."""
         return heart_disease.HOSPITALS[i] if self._options.example else self.name(i)
 
     def statuses(self) -> list[PartyStatus]:
-        """Who is there, and what each party has spent."""
+        """The state of each party, and what it has spent."""
         return [self._status(i) for i in range(self._options.count)]
 
     def _status(self, i: int) -> PartyStatus:
@@ -244,8 +257,8 @@ class Federation:
         except UsageError:  # nothing was begun yet, or a line is just being written
             spent = None
         if self.processes.started(self.name(i)) and self.processes.ended(self.name(i)) is None:
-            word = "waits for requests" in self.processes.log_tail(self.name(i), lines=200)
-            return PartyStatus(self.title(i), "online" if word else "starting", spent)
+            presence = "online" if self.processes.has_logged(self.name(i), CONNECTED) else "starting"
+            return PartyStatus(self.title(i), presence, spent)
         return PartyStatus(self.title(i), "offline", spent)
 
     def _policy(self, i: int) -> Path:
@@ -273,10 +286,23 @@ def run(
     wanted: Callable[[], bool],
     show: Callable[[list[PartyStatus]], None] = lambda _: None,
 ) -> Result:
-    """Run a federation in `options.out`, or continue it there. It stops when it is no longer `wanted`.
+    """Run a federation in `options.out`, or continue it there. At the end, the run's page has what each party spent.
 
-    `show` is called now and then with the state of all parties. At the end, the page of the run shows what each party
-    has spent.
+    Args:
+        options: The app, the folder, the parties and the settings.
+        callbacks: Receive the rows of the run's history.
+        wanted: The run is interrupted when this returns False.
+        show: Is called about once a second with the state of all parties.
+
+    Returns:
+        The result of the run.
+
+    Raises:
+        UsageError: An option or a setting has a mistake, or the folder holds another federation.
+        Interrupted: The run is no longer wanted.
+        ChildProcessError: The SuperLink, a party or the server ended early; the message names its log.
+        ConnectionError: The SuperLink did not register a party or did not start the run.
+        TimeoutError: The SuperLink or the server's app did not start in time.
     """
 
     def check_wanted() -> None:
@@ -335,7 +361,7 @@ def _refuse_more_rounds(out: Path, known: Result, rounds: int | None) -> None:
 
 
 def _check_tables(app: Path, options: LocalOptions) -> None:
-    """Read the parties' tables once, so that a mistake in them shows before anything is started."""
+    """Read the parties' tables once, so that a mistake in them is reported before anything is started."""
     if not options.tables:
         if needs_tables(app):
             raise UsageError(
@@ -403,25 +429,14 @@ def _call_directly(host: str) -> None:
             os.environ[name] = ",".join([*known, host])
 
 
-def app_config(app: Path) -> dict[str, Any]:
-    """The settings in an app's pyproject.toml."""
-    path = app / "pyproject.toml"
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-    except (OSError, KeyError, tomllib.TOMLDecodeError):
-        raise UsageError(f"{app} contains no Flower app; create one with: normec federation init {app}") from None
-    found: dict[str, Any] = table.get("config", {})
-    return found
-
-
-def _taken_back(app: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
+def _emptied_method_settings(app: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, str]:
     """The app's settings that belong to its method, made empty, if another method is given."""
     if given.get("method", "") in ("", app.get("method")):
         return {}
     return {name: "" for name in OF_A_METHOD if app.get(name, "") != ""}
 
 
-def agreeing(settings: Settings, method: str | None = None) -> dict[str, Any]:
+def permissive_policy(settings: Settings, method: str | None = None) -> dict[str, Any]:
     """A policy that allows this run, for trials in which all parties belong to one user.
 
     Args:

@@ -19,6 +19,7 @@ class Follower:
         self.look()
 
     def look(self) -> None:
+        """Pass on the rows that were added since the last call."""
         history = History(self._path)
         try:
             history.reread()

@@ -1,6 +1,6 @@
-"""The example of `normec federation local`: four hospitals, whose patients' privacy a secure sum protects.
+"""The example of `normec federation local`: four hospitals, and secure sums that protect each of their patients.
 
-The module is the task of an app (`federation.flower.app.Task`). Each party of the example is one hospital of the data
+The module is the task of an app (`federation.flower.task.Task`). Each party of the example is one hospital of the data
 set heart-disease, and the server measures the accuracy on the test patients of each of them.
 """
 

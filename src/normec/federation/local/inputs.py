@@ -1,4 +1,4 @@
-"""What a federation on this machine works on: its folder belongs to one app, its tables and its settings.
+"""The app, the settings and the tables to which the folder of a federation on this machine belongs.
 
 The folder also holds the parties' memories and accounts, which are about the records that a party had when the run
 began. With other tables an account would count messages about other records, and a finished run would be shown as the

@@ -55,6 +55,7 @@ while empty < 2 and time.monotonic() < until:
     empty = 0 if found else empty + 1
     time.sleep(0.02)
 """
+_TAIL = 5  # lines of a log that an error repeats
 _AFTER_KILL = 60.0  # seconds for a process to end after SIGKILL; only one that hangs in the kernel takes longer
 
 
@@ -80,6 +81,7 @@ class Processes:
         self._logs, self._mark = logs, secrets.token_hex(8)
         self._environment = {**os.environ, **(environment or {}), MARK: self._mark}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._log_begins: dict[str, int] = {}  # the length of a process's log when it was started
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Processes:
@@ -105,6 +107,7 @@ class Processes:
         # The log of a party repeats the error messages of its own code, so only the owner may read it.
         handle = os.open(self.log(name), os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         with os.fdopen(handle, "ab") as log:
+            self._log_begins[name] = os.fstat(handle).st_size
             process = subprocess.Popen(
                 tethered,
                 env={**self._environment, **(environment or {})},
@@ -119,12 +122,19 @@ class Processes:
     def log(self, name: str) -> Path:
         return self._logs / f"{name}.log"
 
-    def log_tail(self, name: str, lines: int = 5) -> str:
-        """The end of a process's log, on one line."""
+    def log_tail(self, name: str) -> str:
+        """The last lines of a process's log, on one line."""
         path = self.log(name)
         held = path.read_text(encoding="utf-8", errors="replace").strip().splitlines() if path.exists() else []
-        whole = " / ".join(line.strip() for line in held[-lines:])
+        whole = " / ".join(line.strip() for line in held[-_TAIL:])
         return "".join(c if c.isprintable() else " " for c in whole)  # no control characters reach the terminal
+
+    def has_logged(self, name: str, texts: Sequence[str]) -> bool:
+        """Whether a process has written one of these texts to its log since it was started."""
+        with self.log(name).open("rb") as log:
+            log.seek(self._log_begins[name])
+            written = log.read()
+        return any(text.encode() in written for text in texts)
 
     def started(self, name: str) -> bool:
         """Whether a process was started under a name."""

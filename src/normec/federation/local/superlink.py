@@ -1,4 +1,4 @@
-"""Control a SuperLink as its owner: register parties, start a run, query its outcome."""
+"""Control a SuperLink as its owner: register parties, start a run, and query its outcome."""
 
 from __future__ import annotations
 
@@ -30,8 +30,13 @@ def command(
 ) -> list[str]:
     """The command that starts a SuperLink on this machine, with TLS, registered parties and `access_control`.
 
-    With a `database` it remembers the parties after a restart; without one it is faster. With `flower_nodes`, parties
-    may be Flower's own SuperNodes.
+    Args:
+        certificate: The certificate of the SuperLink.
+        key: The private key of the certificate.
+        authority: The certificate of the authority that signed it.
+        port: The port on 127.0.0.1.
+        database: A file with which the SuperLink remembers the parties after a restart; without one it is faster.
+        flower_nodes: Whether parties may be Flower's own SuperNodes.
     """
     return [
         *(sys.executable, "-m", "normec", "federation", "superlink"),
@@ -105,7 +110,7 @@ class Control:
             StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(dict(config))),
         )
         if not answer.HasField("run_id"):
-            raise UsageError(f"the SuperLink did not accept the app in {app}")
+            raise UsageError(f"the SuperLink did not accept the app in {app}; its log says why")
         return int(answer.run_id)
 
     def outcome(self, run: int) -> str | None:

@@ -67,7 +67,7 @@ class PrivateUpdates(Filter):  # type: ignore[misc]  # NVFlare has no types
         witness: A file outside the folder that also counts the ledger's lines, so that an older copy is refused.
 
     Raises:
-        UsageError: A number is out of its range.
+        UsageError: A number is out of its range, or the relation is unknown.
     """
 
     def __init__(
@@ -81,8 +81,9 @@ class PrivateUpdates(Filter):  # type: ignore[misc]  # NVFlare has no types
         witness: str | None = None,
     ) -> None:
         super().__init__()
-        positive(epsilon=epsilon, clip=clip)
+        positive(clip=clip)
         at_least(1, rounds=rounds)
+        self._privacy = Privacy(epsilon=epsilon, delta=delta, relation=relation, trust="local", noise="secure")
         self.folder, self.epsilon, self.rounds, self.clip = folder, epsilon, rounds, clip
         self.delta, self.relation, self.witness = delta, relation, witness
         self._mechanism: Mechanism | None = None
@@ -150,12 +151,11 @@ class PrivateUpdates(Filter):  # type: ignore[misc]  # NVFlare has no types
             folder = Path(self.folder.replace("{site}", site))
             private_folder(folder)
             size = sum(int(np.prod(shape)) for _, shape, _ in form)
-            privacy = Privacy(
-                epsilon=self.epsilon, delta=self.delta, relation=self.relation, trust="local", noise="secure"
-            )
             setting = Setting(clients=1, rounds=self.rounds, dimension=size, parameters=size)
             witness = Path(self.witness) if self.witness is not None else None
-            self._mechanism = Mechanism(privacy, DPSGD(Clip(self.clip)), setting, 0, f"nvflare {site}", witness=witness)
+            self._mechanism = Mechanism(
+                self._privacy, DPSGD(Clip(self.clip)), setting, 0, f"nvflare {site}", witness=witness
+            )
             self._mechanism.open(folder / LEDGER)
             self._form = form
         if form != self._form:

@@ -9,7 +9,7 @@ multipliers depend on it. Messages of runs without noise have lines of another k
 them.
 
 A party that lost its disk charges itself for all messages that it may have made before (`recover`): those that the
-server accepted, and one for each earlier handshake, because a message may have been under way each time.
+server accepted or dropped, and one for each earlier handshake, because a message may have been under way each time.
 
 A ledger that is shorter than the rest of the party's folder implies is refused. Every state holds the head that the
 ledger had when the state was written, and the file `MARK` records that a ledger was begun, even if the states and the
@@ -38,7 +38,7 @@ _CURE = "restore the ledger from a copy, or begin an empty folder with what is l
 
 
 class Charged(Protocol):
-    """What a line says about the run that a message is paid for in."""
+    """The part of a request that the line of a message repeats: its run, its party and its privacy."""
 
     @property
     def run(self) -> str: ...
@@ -187,7 +187,9 @@ class PartyAccount:
 
     def _release(self, request: Charged, step: int, price: Events, count: int, recovered: bool) -> None:
         if price["client"].rate != 1:
-            raise UsageError("a party claims no gain from sampling at client level")
+            raise UsageError(
+                f"at client level every message counts in full, at a rate of 1, got {price['client'].rate:g}"
+            )
         terms, record = request.privacy, price["record"]
         self._append(
             {

@@ -118,7 +118,7 @@ class AgreedTerms:
         return epsilon_of(events, delta)
 
     def first_request(self) -> Request:
-        """A request as the terms state it, at a model of zeros: what a policy and an account decide about."""
+        """A request as the terms state it, at a model of zeros, from which a policy and an account can be checked."""
         x = np.zeros(self.parameters, np.dtype(self.dtype))
         record = Record(0, 0, "", "", 0, "", None)
         return Request(

@@ -59,7 +59,11 @@ _TIGHT = 1e-6  # how far above the budget the charge may go, relatively
 
 @dataclass(frozen=True)
 class Restored:
-    """The outcome of a restoration: `lines` of the ledger, and whether lost messages were charged."""
+    """The outcome of a restoration.
+
+    `lines` is the length of the ledger, `charged` says whether lost messages were charged, and `epsilon` is what the
+    policy's unit has spent now.
+    """
 
     lines: int
     charged: bool
@@ -108,6 +112,9 @@ def restore(folder: Path, policy: Policy, archive: Path, *, charge_lost: bool = 
         policy: The party's policy, with its witness and its budgets.
         archive: The backup.
         charge_lost: Whether to charge the whole budget if messages may be missing.
+
+    Returns:
+        What was restored.
 
     Raises:
         UsageError: The folder has a ledger, the backup is damaged, or messages may be missing and `charge_lost` is

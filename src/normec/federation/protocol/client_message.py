@@ -18,9 +18,11 @@ from .wire import Request
 def client_message(
     oracle: GradientOracle, request: Request, steps: Steps, client: Tables
 ) -> tuple[Tensor, Tables, float]:
-    """The message, the draft of the client's state, and f_i(x). At record level the message is in double precision.
+    """The message, the draft of the client's state, and f_i(x).
 
-    Raises what the party's code raises, and `UsageError` if the message is not finite or exceeds its bound.
+    The message has the precision of x. Where records are clipped, it is in double precision, unless its noise is seeded
+    or there is none. Raises what the party's code raises, and `UsageError` if the message is not finite or exceeds its
+    bound.
     """
     x = torch.tensor(request.x)
     public = public_tables(request.public, steps)
@@ -39,11 +41,12 @@ def client_message(
     exact = request.plan.records is not None and request.privacy.noise not in ("seeded", "none")
     messages = messages.detach().to(torch.float64 if exact else x.dtype)
     if not bool(torch.isfinite(messages).all()):
-        raise UsageError("the gradient is not finite")
+        raise UsageError("the message is not finite; check the data and the loss at this x")
     length = float(norms(messages))
     if request.privacy.bound and length > request.privacy.bound * (1 + ROUNDING):
         raise UsageError(f"the message has norm {length:.6g}, above the bound {request.privacy.bound:g}")
-    # Tried now, because the server would notice a failure later.
+    # The memory changes when the server has accepted the message. A failure must show now, because the server would
+    # notice it then.
     steps.commit(as_used(draft, x), messages.to(x.dtype))
     draft = {name: _shared(rows.detach(), client[name]) for name, rows in draft.items()}
     return messages[0], draft, float(loss)

@@ -52,7 +52,8 @@ class Collector:
     ) -> Outcome:
         """Process a message from `node`.
 
-        The message must have the shape and dtype of `like`. `row` is the sum of the messages accepted so far.
+        The message must have the shape and dtype of `like`. `row` is the party's memory as the server follows it; None
+        if no message was accepted yet, or if the method has no memory.
         """
         party = self._parties.get(node)
         if party is None:

@@ -41,7 +41,7 @@ from .wire import Array, Refusal, Reply, Request
 class Coordinator(FederatedRun):
     """A federated run in which the server receives the message of each party.
 
-    The noise of a party whose records are clipped is proportional to what one of its own records can change.
+    Where records are clipped, the noise of each party is proportional to what one of its own records can change.
     """
 
     def _prepare(self) -> None:
@@ -243,7 +243,7 @@ class Coordinator(FederatedRun):
         return dataclasses.replace(spent, **facts, notes=(*spent.notes, note))
 
     def _move(self, moved: State, server: Tables, messages: Tensor, numbers: list[int]) -> None:
-        """The next round's state: rows take their messages, those of parties that are away do as absent clients."""
+        """Make the state of the next round. Rows of parties that did not answer change as those of absent clients."""
         state, steps = self.state.run, self._steps
         if state.clients:
             rows = steps.absent_memory(state.memory.clone()).to(state.memory.dtype, copy=True)
@@ -260,7 +260,7 @@ class Coordinator(FederatedRun):
         self.collector.open(self.round, self.parties if drawn is None else [self.parties[i] for i in drawn.tolist()])
 
     def _row(self, node: str) -> Array | None:
-        """The sum of the party's accepted messages; None if there are none or the method has no memory."""
+        """The party's memory as the server follows it; None without accepted messages, or if the server has no rows."""
         party = self.state.parties.get(node)
         if party is None or not party.accepted or not self.state.run.clients:
             return None

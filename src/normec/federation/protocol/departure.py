@@ -1,8 +1,8 @@
 """A party that leaves a run for good.
 
 The party writes the name of the run into its folder and refuses every later request of it, whatever its policy says,
-also after a restart. It keeps its ledger: what was sent stays spent. For the others see
-docs/guides/federation.md, "A party leaves".
+also after a restart. It keeps its ledger: what was sent stays spent. docs/guides/federation.md, "A party leaves", says
+what the other parties can do.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def leave(folder: Path, run: str, known_runs: Collection[str] | None = None) -> 
     Args:
         folder: The party's folder.
         run: The name of the run.
-        known_runs: The names that the run can have, because the party's ledger, terms or policy has them; any if None.
+        known_runs: The runs that the party's ledger, terms or policy names; None accepts any name.
 
     Raises:
         UsageError: The party has left the run already, knows no run of this name, or no run can have this name.
@@ -61,7 +61,7 @@ def leave(folder: Path, run: str, known_runs: Collection[str] | None = None) -> 
     write_atomic(folder / FILE, json.dumps({**known, run: time}, indent=1) + "\n", private=True)
 
 
-def left(folder: Path, run: str) -> Verdict | None:
+def check_departure(folder: Path, run: str) -> Verdict | None:
     """The refusal of a run that the party has left; None for any other run."""
     when = departures(folder).get(run_name(run))
     return None if when is None else Verdict("terms", f"this party left run {run_name(run)} on {when}")

@@ -1,4 +1,4 @@
-"""What every federated run has at the server: its terms, its state, its ledger, its history and its checkpoints.
+"""The part of the server that all federated runs share: terms, state, ledger, history and checkpoints.
 
 `Coordinator` runs rounds in which the server receives a message from each party, and `SumCoordinator` rounds in which
 it receives one secure sum. In both, a round counts once its checkpoint is on the disk.
@@ -102,9 +102,13 @@ class FederatedRun:
         if not 1 <= minimum <= len(parties):
             raise UsageError(f"minimum must lie between 1 and the {len(parties)} parties, got {minimum}")
         if plan.weights is not None and len(plan.weights) != len(parties):
-            raise UsageError(f"weights must be one number for each of the {len(parties)} parties")
+            raise UsageError(
+                f"weights must be one number for each of the {len(parties)} parties, got {len(plan.weights)}"
+            )
         if plan.initial_memory != "zero":
-            raise UsageError("a federation supports memories that start at zero")
+            raise UsageError(
+                f"in a federation memories start at zero, got initial_memory = {plan.initial_memory!r}; leave it out"
+            )
         self.method, self.plan, self.name, self.parties = method, plan, run, list(parties)
         self.minimum, self._evaluate = minimum, evaluate
         x0 = x0.detach().cpu().clone()

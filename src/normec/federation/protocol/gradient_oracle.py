@@ -8,8 +8,9 @@ all other records keep their bits, whichever records stand beside them (`gradien
 
 A party holds one client's records and knows its number i among the parties. All random choices (batches, augmentation,
 dropout, a random operator) come from streams keyed by (seed, client, round), so a party that is asked as client i
-draws what client i of `normec.train` draws. Poisson batches of records are the exception, unless the noise is a
-simulation too: their coins must be secret, so the party draws them from the operating system's generator.
+draws what client i of `normec.train` draws. The exception are gradients that are clipped record by record: their
+Poisson batches, augmentations and dropout masks must be secret, so the party draws them from the operating system's
+generator, unless the noise is seeded too.
 """
 
 from __future__ import annotations
@@ -62,11 +63,11 @@ class GradientOracle(Protocol):
         correction: Tensor,  # noqa: ARG002
     ) -> tuple[Tensor, float]:
         """The same with `correction` added to the gradient of every local step."""
-        raise UsageError("this party cannot correct the gradients of its local steps")
+        raise UsageError(f"{type(self).__name__} cannot correct the gradients of local steps; define corrected_update")
 
     def check_records(self) -> None:
         """Raise if `clipped_gradient` cannot bound what one record adds, for any x and any terms."""
-        raise UsageError("this party computes no clipped gradients of single records")
+        raise UsageError(f"{type(self).__name__} cannot clip records; define check_records and clipped_gradient")
 
     def clipped_gradient(
         self,
@@ -82,7 +83,7 @@ class GradientOracle(Protocol):
 
         If not `secret_coins`, batches follow from the plan's seed, as in a simulation.
         """
-        raise UsageError("this party computes no clipped gradients of single records")
+        raise UsageError(f"{type(self).__name__} cannot clip records; define check_records and clipped_gradient")
 
 
 class ProblemOracle(GradientOracle):
@@ -260,6 +261,5 @@ class _OwnBatches:
 
     def padded(self, clients: Tensor, round: int | Tensor) -> tuple[Tensor, Tensor]:
         batches = self._of_all
-        return batches.tables(clients, torch.as_tensor(round)[None])[0], batches.sizes[clients].clamp(
-            max=batches.batch_size
-        )
+        table = batches.tables(clients, torch.as_tensor(round)[None])[0]
+        return table, batches.sizes[clients].clamp(max=batches.batch_size)

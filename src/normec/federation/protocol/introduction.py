@@ -49,7 +49,7 @@ def introduced(content: bytes, run: str, node: str) -> tuple[Roster, int]:
         found = msgspec.msgpack.decode(content, type=Introduction)
         roster = Roster(tuple(Member(name, key) for name, key in found.members))
     except (msgspec.DecodeError, UnicodeDecodeError, UsageError) as error:
-        raise WireError(f"it shows no roster: {str(error)[:200]}") from None
+        raise WireError(f"it contains no roster: {str(error)[:200]}") from None
     if found.number >= len(roster):
         raise WireError("its number is not in its roster")
     if not signed_by(roster.members[found.number].key, _PURPOSE, _signed(roster, run, node), found.signature):
@@ -76,7 +76,7 @@ def agreed(found: Mapping[str, tuple[Roster, int]]) -> tuple[Roster, list[str]]:
     if len(nodes) != len(roster):
         missing = ", ".join(member.name for i, member in enumerate(roster.members) if i not in nodes)
         raise UsageError(
-            f"the roster has {len(roster)} parties, the run {len(nodes)}; {missing} did not introduce itself"
+            f"the roster has {len(roster)} parties, the run {len(nodes)}; missing: {missing}; all must take part"
         )
     return roster, [nodes[number] for number in range(len(roster))]
 

@@ -1,4 +1,4 @@
-"""A log of events, one JSON line each: at a party what it refused, at the server what it dropped."""
+"""A log of events with one JSON line for each, such as a party's refusals, and messages that the server dropped."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def check_client_functions(steps: Steps, like: Tensor) -> None:
     method, public = steps.method, steps.broadcast(steps.initial_server_state)
     key = Key(Stream(0, "operator"), 0, torch.tensor([0]))
     for size in _SIZES:
-        update = _made_up(like, size)
+        update = _synthetic_gradient(like, size)
         try:
             with torch.random.fork_rng(devices=[]):
                 message, draft = steps.message(update.clone(), as_used(first_state(steps), like), key, public)
@@ -123,11 +123,11 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
     steps.server_step(x0.new_zeros(steps.message_length), start)
     if not keeps_rows(steps):
         return
-    before, update = as_used(first_state(steps), x0), _made_up(x0, 1.0)
+    before, update = as_used(first_state(steps), x0), _synthetic_gradient(x0, 1.0)
     with torch.random.fork_rng(devices=[]):
         key = Key(Stream(0, "operator"), 0, torch.tensor([0]))
         message, draft = steps.message(update, before, key, steps.broadcast(steps.initial_server_state))
-        sent = message + 0.1 * _made_up(message[0], 1.0)  # as if noise had been added
+        sent = message + 0.1 * _synthetic_gradient(message[0], 1.0)  # as if noise had been added
         kept = steps.commit(draft, sent)
         followed = steps.follow(before[MEMORY].clone(), sent.clone())
         pairs = [(followed, kept[MEMORY])]
@@ -140,7 +140,7 @@ def check_server_functions(steps: Steps, x0: Tensor) -> None:
             )
 
 
-def _made_up(like: Tensor, size: float) -> Tensor:
+def _synthetic_gradient(like: Tensor, size: float) -> Tensor:
     """A synthetic gradient, the same one each time."""
     drawn = torch.randn(1, len(like), generator=torch.Generator().manual_seed(1), dtype=torch.float32)
     return drawn.to(like.dtype) * size

@@ -47,7 +47,7 @@ from . import party_state
 from .account import Events, PartyAccount
 from .agreed_terms import AgreedTerms
 from .client_message import client_message, in_words
-from .departure import left
+from .departure import check_departure
 from .gradient_oracle import GradientOracle
 from .journal import JOURNAL, Journal
 from .method_checks import check_client_functions, public_tables, restorable
@@ -65,10 +65,15 @@ class _Refused(Exception):  # noqa: N818  (carries a verdict to `answer`)
 
 
 class Party:
-    """A party that keeps its files in `folder`. `node` is its name; a request for another name is refused.
+    """A party that answers requests for single messages.
 
-    `agreed` are the terms that the party signed, by the names of the runs. With them, a request of another run or with
-    other terms is refused; without them, the policy alone decides.
+    Args:
+        folder: The party's folder, which all its runs share.
+        policy: The party's policy.
+        oracle: The gradients of the party's data.
+        node: The name of the party; a request for another name is refused. None accepts any name.
+        agreed: The terms that the party signed, by the names of the runs. With them, a request of another run or with
+            other terms is refused; without them, the policy alone decides.
     """
 
     def __init__(
@@ -113,8 +118,11 @@ class Party:
         if self.node is not None and request.node != self.node:
             raise _Refused(Verdict("terms", f"the request is for {request.node}, this party is {self.node}"))
         if request.privacy.trust == "secure-sum":
-            raise _Refused(Verdict("terms", "a request for a single message has trust = secure-sum, which allows none"))
-        verdict = left(self.folder, request.run) or self._check_agreement(request) or self.policy.check(request)
+            raise _Refused(
+                Verdict("terms", "a request for a single message has trust = secure-sum, under which none is sent")
+            )
+        departed = check_departure(self.folder, request.run)
+        verdict = departed or self._check_agreement(request) or self.policy.check(request)
         if verdict is not None:
             raise _Refused(verdict)
 
@@ -141,7 +149,6 @@ class Party:
         self.oracle.check(torch.tensor(request.x))
         if request.plan.records is not None:
             self.oracle.check_records()
-        budgets, delta = self.policy.budgets, self.policy.delta
         with closing(PartyAccount(self.folder, self.policy.relation, self.policy.witness)) as account:
             state = self._reconciled(request, steps, account, price)
             if isinstance(state, Refusal):
@@ -152,9 +159,9 @@ class Party:
             if state.pending is None and price is None:
                 state = self._without_noise(request, steps, state, account)
             elif state.pending is None and price is not None:
-                if not account.affords(price.now, budgets, delta):
-                    limits = ", ".join(f"{epsilon:g} per {unit}" for unit, epsilon in budgets.items())
-                    raise _Refused(Verdict("budget", f"one more message would exceed epsilon = {limits}"))
+                if not account.affords(price.now, self.policy.budgets, self.policy.delta):
+                    stated = self.policy.stated_budgets
+                    raise _Refused(Verdict("budget", f"one more message would exceed epsilon = {stated}"))
                 state = self._with_noise(request, steps, state, account, price.now)
             return self._reply(request, state)
 
@@ -201,7 +208,10 @@ class Party:
         return Refusal(request.run, request.node, request.round, "state", state.token)
 
     def _resumed(self, state: PartyState, request: Request, steps: Steps) -> PartyState | None:
-        """The state that continues from the server's record; refuses a method that cannot restore it or fails."""
+        """The state that continues from the server's record; None while the row is missing.
+
+        A method that fails, or that cannot restore a lost state, is refused.
+        """
         if request.record.accepted and not restorable(steps):
             name = request.method.name
             raise _Refused(Verdict("lost", f"this party lost its state of the run, and {name} cannot restore it"))

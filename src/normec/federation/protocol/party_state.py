@@ -83,12 +83,12 @@ class PartyState:
 
 
 def path_of(folder: Path, run: str, node: str) -> Path:
-    """The state of a run in which every message is sent by itself."""
+    """The file of the state of a run in which every message is sent by itself."""
     return folder / _FOLDER / run / f"{node}.safetensors"
 
 
 def sum_path_of(folder: Path, run: str, node: str) -> Path:
-    """The state of a run with secure sums, which no request for a single message may reach.
+    """The file of the state of a run with secure sums, which no request for a single message may reach.
 
     A server can use the name of a run for both. What a sum has added to a memory has no noise of its own, so a memory
     of single messages would no longer consist of what was released. No party has a name with a "~".
@@ -127,7 +127,7 @@ def save(path: Path, state: PartyState) -> PartyState:
 
 
 def identity(path: Path) -> tuple[int, ...] | None:
-    """What changes whenever the file is written, replaced or restored; None if there is none."""
+    """A value that changes whenever the file is written, replaced or restored; None if there is no file."""
     with suppress(FileNotFoundError):
         found = path.stat()
         return found.st_dev, found.st_ino, found.st_ctime_ns, found.st_size
@@ -144,14 +144,18 @@ def load(path: Path) -> PartyState | None:
         with safe_open(str(path), framework="pt") as file:
             kept = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-        function = _BLAKE if _BLAKE in kept else _SHA
-        if kept.get(function) != _checksum(kept.get("state", ""), tensors, function):
-            raise UsageError(f"{path} is damaged: its checksum differs")
-        if json.loads(kept["state"])["format"] != _FORMAT:
-            raise UsageError(f"{path} was written by another version of normec")
-        return _read(kept["state"], tensors)
+        text, function = kept.get("state", ""), _BLAKE if _BLAKE in kept else _SHA
+        if kept.get(function) != _checksum(text, tensors, function):
+            raise ValueError("its checksum differs")
+        written = json.loads(text)["format"]
+        state = _read(text, tensors) if written == _FORMAT else None
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
+    if state is None:
+        raise UsageError(
+            f"{path} has format {written}, this version of normec reads {_FORMAT}; use the one that wrote it"
+        )
+    return state
 
 
 def _read(text: str, tensors: dict[str, Tensor]) -> PartyState:
@@ -238,7 +242,7 @@ def locked(folder: Path) -> Iterator[None]:
             except OSError:
                 if time.monotonic() > limit:
                     raise UsageError(
-                        f"{folder} has been in use for {_PATIENCE:g} s; is another party using it?"
+                        f"{folder} has been in use for {_PATIENCE:g} s; stop the other process that uses it"
                     ) from None
                 time.sleep(0.02)
         yield

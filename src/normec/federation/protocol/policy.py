@@ -9,11 +9,11 @@
     least_sigma = 1.0        # the least noise that an observer must face, in units of a message's bound; in runs with
                              # unit = "record", in units of what one record can change
     largest_record_clip = 1.0  # of runs with unit = "record", which must then clip records; default: no rule
-    methods = ["normec"]     # also methods of installed packages, and FILE.py:CLASS in the folder of this file
+    methods = ["normec"]     # also methods of installed packages, and FILE.py:CLASS
     trusts = ["local"]       # add "secure-sum" for sums with the parties in `roster`, and "central" if the server may
                              # see messages without noise
-    roster = "roster.toml"   # with secure-sum: the parties and their keys, a file in the folder of this one
-    identity = "identity.pem"  # with secure-sum: the party's own key, a file in the folder of this one
+    roster = "roster.toml"   # with secure-sum: the parties and their keys
+    identity = "identity.pem"  # with secure-sum: the party's own key
     least_colluding = 1      # sums must stay private if so many other parties help the server
     accept_loss = false      # true continues a secure sum after the party's folder was lost or restored from a copy
     runs = ["any"]           # or the names of the runs to take part in
@@ -23,6 +23,8 @@
     allow_without_noise = false
     report_loss = false      # the training loss, which no noise covers
     witness = "/PATH"        # a file outside the party's folder that also counts the ledger's lines; default: none
+
+Paths are relative to the folder of the file.
 
 The settings of a method come from the server, and its code from the party. A custom method must therefore check its
 settings, and state a `bound` that holds for all of them.
@@ -42,7 +44,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...algorithms import registry
-from ...errors import UsageError, nearest
+from ...errors import UsageError, first_mistake, nearest
 from ...privacy.release import Release
 from .price import least_noise
 from .terms import NOISES, short_name
@@ -100,19 +102,19 @@ class Policy(BaseModel):
         if method.name not in map(short_name, self.methods):
             return Verdict("terms", f"method {method.name} is not among methods = {self.methods}")
         if terms.noise not in NOISES:
-            return Verdict("terms", f"unknown noise {terms.noise}")
+            return Verdict("terms", f"noise {terms.noise} is not one of {', '.join(NOISES)}")
         if terms.noise == "none":
             if self.allow_without_noise:
                 return None
             return Verdict("noise", "the run has no noise, and allow_without_noise = false")
         if self.epsilon is None:
-            return Verdict("budget", "the policy has no epsilon, so nothing may be spent")
+            return Verdict("budget", "the policy has no epsilon, so nothing may be spent; state one to take part")
         if terms.noise == "seeded" and not self.simulation:
             return Verdict("noise", "seeded noise protects nobody, and simulation = false")
         if terms.trust not in self.trusts:
             return Verdict("terms", f"trust {terms.trust} is not among trusts = {self.trusts}")
         if terms.unit not in self.accepted_units:
-            return Verdict("terms", f"the run protects a {terms.unit}, which is not among {self.accepted_units}")
+            return Verdict("terms", f"unit {terms.unit} is not among units = {self.accepted_units}")
         if terms.relation != self.relation:
             return Verdict(
                 "terms", f"the run protects by {terms.relation}, the party's account is kept for {self.relation}"
@@ -177,9 +179,24 @@ class Policy(BaseModel):
         found: dict[str, float] = {self.unit: self.epsilon if self.epsilon is not None else math.inf}
         return found if self.record_epsilon is None else {**found, "record": self.record_epsilon}
 
+    @property
+    def stated_budgets(self) -> str:
+        """The budgets as refusals state them: "8 per client, 1 per record"."""
+        return ", ".join(f"{epsilon:g} per {unit}" for unit, epsilon in self.budgets.items())
+
 
 def load_policy(path: str | Path) -> Policy:
-    """Read a policy from a TOML file. Raises `UsageError` with one line that names the mistake."""
+    """Read a policy from a TOML file.
+
+    Args:
+        path: The file. Paths in it are relative to its folder.
+
+    Returns:
+        The policy, with paths that lead to these files from here.
+
+    Raises:
+        UsageError: The file has a mistake; the message names it in one line.
+    """
     path = Path(path)
     try:
         given = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -196,14 +213,13 @@ def load_policy(path: str | Path) -> Policy:
     try:
         policy = Policy.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path}: {where}: {first['msg'].lower()}, got {first['input']!r}") from None
+        raise UsageError(f"{path}: {first_mistake(error)}") from None
     if policy.epsilon is None and not policy.allow_without_noise:
         raise UsageError(f"{path}: epsilon is missing; state the budget for all runs of this party together")
     if policy.unit == "record" and policy.record_epsilon is not None:
         raise UsageError(f"{path}: with unit = 'record', epsilon is the budget of every record; drop record_epsilon")
-    found = {name: str(path.parent / getattr(policy, name)) for name in ("roster", "identity")}
+    files = {name: getattr(policy, name) for name in ("roster", "identity", "witness")}
+    found = {name: str(path.parent / file) for name, file in files.items() if file is not None}
     policy = policy.model_copy(update={"methods": [_found(path, name) for name in policy.methods], **found})
     known_by = [short_name(name) for name in policy.methods]
     for name in known_by:

@@ -71,7 +71,7 @@ def release_of(method: Method, privacy: Privacy, plan: PlanTerms, *, parties: in
 
 
 def facts_checked(method: Method, dimension: int, *, clipped: bool) -> Facts:
-    """What the rules know of a method; where records are clipped, its constant is tried out on made-up gradients."""
+    """What the rules know of a method. If records are `clipped`, its constant is tried out on synthetic gradients."""
     facts = facts_of(method, dimension)
     if clipped:
         refuse_false_constant(method, facts.lipschitz, dimension)

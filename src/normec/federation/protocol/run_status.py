@@ -2,7 +2,8 @@
 
 The checkpoint has the round and the server's record of each party, the ledger what the run has paid for, and the
 journal what was dropped, refused or suspended. A party's ε here is what the server knows: that of the messages which
-the party may have made in this run. Only the party knows what it has spent in all runs.
+the party may have made in this run. Only the party knows what it has spent: in all its runs, and in a run with secure
+sums on vectors of attempts that came to nothing.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ class PartyStatus:
     """What the server knows of one party.
 
     `accepted` messages are part of the model, `made` is the most that the party may have made, and `behind` the number
-    of finished rounds since its last message. `epsilon` is that of all messages that it may have made, None without
-    privacy.
+    of finished rounds since its last message. In a run with secure sums, messages are vectors in opened sums, and the
+    one under way. `epsilon` is that of all messages that the party may have made, or that of the run if the observer
+    sees sums or the noise changes by round; None without privacy.
     """
 
     name: str
@@ -98,7 +100,7 @@ def run_status(folder: Path) -> RunStatus:
 def _epsilon(
     record: PartyRecord, opened: int, events: list[Event], privacy: dict[str, Any], whole: float | None
 ) -> float | None:
-    """The ε of the messages that a party may have made; that of the run if only its sum or a schedule is known."""
+    """The ε of the messages that a party may have made; that of the run if sums are seen or the noise changes."""
     if whole is None or not events:
         return whole
     constant = len({(event.multiplier, event.rate) for event in events}) == 1

@@ -7,7 +7,7 @@ server has seen before. Each of these tests fails with probability at most p for
   P[‖m + z‖² > σ²(d + λ + 2√((d + 2λ)t) + 2t)] <= exp(−t) (Birgé 2001, Lemma 8.1), with t = ln(1/p);
 - coordinates: P[max |z_j| > σ√(2 ln(2d/p))] <= p, so no coordinate of the message exceeds b + σ√(2 ln(2d/p));
 - direction: along any unit vector u that was fixed before z was drawn, P[|⟨z, u⟩| > σ√(2 ln(2/p))] <= p. The server
-  chooses u along the sum of the messages that it accepted from this party.
+  chooses u along the party's row, which is made of the messages that it accepted before (`server_state`).
 
 The length alone would allow a party to send L ≈ σ√d in the same direction in every round. With the third test (limit a)
 the sum over K rounds has a norm of at most √K·L + K·a if the memory does not decay. With decay λ the row forgets old
@@ -74,7 +74,7 @@ class Limits:
         return Limits(*(limit * (1 + _ROUNDING) for limit in limits))
 
     def broken_by(self, message: Array, row: Array | None) -> str | None:
-        """The limit that a message exceeds, in words; `row` is the sum of the party's earlier messages."""
+        """The limit that a message exceeds, in words; `row` is that of the party, None for none."""
         values = message.astype(np.float64)
         norm, largest = float(np.linalg.norm(values)), float(np.abs(values).max())
         if not norm <= self.norm:

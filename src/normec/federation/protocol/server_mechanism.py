@@ -19,7 +19,17 @@ from .terms import PlanTerms, RecordTerms
 def record_terms(
     privacy: Privacy | None, plan: Plan, records: Sequence[float] | None, parties: int
 ) -> list[RecordTerms | None]:
-    """The terms of each party on what one record may add, from the public numbers of records."""
+    """The terms of each party on what one record may add, from the public numbers of records.
+
+    Args:
+        privacy: The privacy statement of the run.
+        plan: The plan of the run.
+        records: One number for each party, or one for all.
+        parties: The number of parties.
+
+    Raises:
+        UsageError: The numbers are missing, too few or too small, or a batch rate has no clip per record.
+    """
     if privacy is None or privacy.record_clip is None:
         if plan.batch_rate is not None:
             raise UsageError("batch_rate goes with record_clip in a federation; elsewhere give batch_size")
@@ -31,7 +41,9 @@ def record_terms(
         )
     given = list(records) if len(records) > 1 else list(records) * parties
     if len(given) != parties:
-        raise UsageError(f"records must be one number for each of the {parties} parties, or one for all")
+        raise UsageError(
+            f"records must be one number for each of the {parties} parties, or one for all, got {len(given)}"
+        )
     terms = [RecordTerms.of(privacy, number, plan.batch_rate) for number in given]
     for own in terms:
         if own is not None and not own.divisor >= 1:
@@ -67,13 +79,14 @@ def mechanism_of(
         return None
     if privacy.sampling is not None:
         raise UsageError(
-            "a federation claims no amplification by sampling, for it is no secret who is asked; drop sampling"
+            "a federation claims no amplification by sampling, because it is no secret who is asked; leave out sampling"
         )
     if privacy.correlates:
         raise UsageError(
             "in a federation a party may take part in every round, where correlated noise gains nothing; leave out "
             "noise_bands"
         )
+    # Without a claim of amplification, any rate below 1 stands for rounds that do not ask everybody.
     drawn = FULL if isinstance(plan.participation, Everyone) else Sampling(0.5, amplify=False)
     divisors = tuple(own.divisor for own in records if own is not None)
     setting = Setting(

@@ -1,7 +1,7 @@
 """The state of the server: x, ĝ, each party's row g_i, and a record of each party; and its form in the checkpoint.
 
 The row of a party is the memory of that party as the server can follow it (`Method.follow`) from the messages it has
-received. With error feedback it is the sum of the messages, g_i ← (1−λ) g_i + β m̂_i, and hence ĝ = mean g_i exactly. A
+received. With error feedback it is a weighted sum of them, g_i ← (1−λ) g_i + β m̂_i, and hence ĝ = mean g_i exactly. A
 method without `follow` has no rows.
 
 Under "local" trust the server could compute the rows from the messages in any case, so keeping them reveals nothing

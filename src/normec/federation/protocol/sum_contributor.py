@@ -1,4 +1,4 @@
-"""A party's vector of a secure sum: its message on the grid with noise, paid for before, and its memory afterwards.
+"""A party's vector in a secure sum: its message with noise on the grid, its payment, and the new memory.
 
 The steps for one vector are: check the policy again, pay in the account and sync it to the disk, compute the message,
 draw the noise, write the state with the pending message, and only then hand the vector to `secure_sum.Party`, which
@@ -48,7 +48,7 @@ from .reconciliation import after_absence
 from .sum_terms import Agreement
 from .wire import Request, WireError
 
-_FACTS = 512  # characters of the facts in a deposit, whatever they are
+_FACTS = 512  # characters to which the facts in a deposit are padded, so that its length does not depend on them
 
 
 class SumContributor(Contributor):
@@ -84,9 +84,8 @@ class SumContributor(Contributor):
         public = self._like.new_zeros(plan.broadcast).numpy() if plan.broadcast else None
         self._terms_alone = agreement.request(0, self._like.numpy(), public)  # a request with the model zero
         self._asked: tuple[Assignment, Request] | None = None
-        self._held: tuple[tuple[int, ...] | None, PartyState] | None = (
-            None  # the file that was written, and its content
-        )
+        # The identity of the file that was written last, and the state in it.
+        self._held: tuple[tuple[int, ...] | None, PartyState] | None = None
 
     def check(self) -> None:
         """Check the terms against the policy, the method and the data. Raises `Refused`."""
@@ -121,8 +120,7 @@ class SumContributor(Contributor):
                 self._ledger = account.head
                 return
             if not account.affords(price.now, policy.budgets, policy.delta):
-                limits = ", ".join(f"{epsilon:g} per {unit}" for unit, epsilon in policy.budgets.items())
-                raise Refused("budget", f"one more vector would exceed epsilon = {limits}")
+                raise Refused("budget", f"one more vector would exceed epsilon = {policy.stated_budgets}")
             account.pay(request, attempt, price.now)
             self._ledger = account.head
 

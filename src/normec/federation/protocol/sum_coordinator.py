@@ -1,4 +1,4 @@
-"""The server of a federation with secure sums, without a network: it moves bytes of exchanges, and moves x by each sum.
+"""The server of a federation with secure sums, without a network: it makes exchanges, and moves x by each opened sum.
 
     while not coordinator.finished:
         for node, request in coordinator.requests().items(): …      send it to each party that has to answer
@@ -141,7 +141,7 @@ class SumCoordinator(FederatedRun):
         if not kept.exists():
             self.terms.save(kept)
         self.grid: SumGrid = grid_of(self.method, self.terms)
-        bound = (math.fsum(self.terms.weights)) * self.method.bound
+        bound = math.fsum(self.terms.weights) * self.method.bound
         self._limits = Limits.within(bound, self.grid.sum_sigma, self.message_length)
 
     @property
@@ -210,7 +210,7 @@ class SumCoordinator(FederatedRun):
 
     @property
     def stage(self) -> str:
-        """What the current exchange is about."""
+        """The stage of the current exchange, the name of a `secure_sum.server.Stage` in lower case."""
         return self.server.stage.name.lower()
 
     @property
@@ -229,7 +229,7 @@ class SumCoordinator(FederatedRun):
         return not self.finished and self.server.ready
 
     @property
-    def left(self) -> int:
+    def answered(self) -> int:
         """The number of parties that have answered in this exchange; `needed` of them close it."""
         return self.server.answered
 
@@ -301,11 +301,14 @@ class SumCoordinator(FederatedRun):
     @writes
     def repeat_round(self) -> None:
         """Give up the sum that is being opened, and attempt the round again."""
-        self.journal.note("given up", round=self.round, stage=self.stage, left=self.left)
+        self.journal.note("given up", round=self.round, stage=self.stage, left=self.answered)
         self._start()
 
     def invite_everyone(self) -> None:
-        """Ask the parties too that are left out since a sum could not be opened without them: too few others answer."""
+        """Invite again the parties that are left out because a sum could not be opened without their seeds.
+
+        It is for callers that get too few answers from the others.
+        """
         self.server.invite_everyone()
 
     @writes
@@ -358,7 +361,10 @@ class SumCoordinator(FederatedRun):
         total = self.grid.decode(opened.values).to(state.x)
         broken = self._limits.broken_by(total.numpy(), None)
         if broken is not None:
-            self.stop(f"the sum of round {self.round} is not one of honest messages: {broken}; a party sent garbage")
+            self.stop(
+                f"the sum of round {self.round} is not one of honest messages: {broken}; a party sent an invalid "
+                "vector, and the sum does not show which one; look into the parties' logs, and begin another run"
+            )
             return
         row = self._observed((), len(numbers)) if self.plan.adds_row(self.round) else None
         moved, server = self._moved(total, numbers)

@@ -34,7 +34,7 @@ from ..secure_sum.terms import Terms
 from ..secure_sum.wire import Invitation, attempt_of, decode_requests, encode
 from ..secure_sum.wire import Refusal as SumRefusal
 from .client_message import in_words
-from .departure import left
+from .departure import check_departure
 from .gradient_oracle import GradientOracle
 from .introduction import Introduction, introduce
 from .journal import JOURNAL, Journal
@@ -55,7 +55,7 @@ class SumParty:
         folder: The party's folder, which all its runs share.
         policy: The party's policy, with the paths of its roster and of its key.
         oracle: The gradients of the party's data.
-        noise: The source of the noise.
+        noise: The source of the noise (default: the operating system's generator).
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SumParty:
         except WireError as error:
             return self._refusal(Refusal(run, node, round, "malformed"), str(error))
         try:
-            departed = left(self.folder, run)
+            departed = check_departure(self.folder, run)
             if departed is not None:
                 raise Refused("terms", departed.exact)
             if request.purpose == "roster":
@@ -98,10 +98,7 @@ class SumParty:
         return SumReply(run, node, round, octets(content))
 
     def _refusal(self, refusal: Refusal, exact: str) -> Refusal:
-        logging.getLogger("normec").warning("refused (%s): %s", refusal.reason, exact)
-        self.journal.note(
-            "refused", run=refusal.run, node=refusal.node, round=refusal.round, reason=refusal.reason, exact=exact
-        )
+        self._note(refusal, refusal.reason, exact)
         return refusal
 
     def _introduce(self, request: SumRequest) -> Introduction:
@@ -128,11 +125,10 @@ class SumParty:
                 self._note(request, part.reason, f"attempt {part.attempt}; see the party's log")
         return encode(answers)
 
-    def _note(self, request: SumRequest, reason: str, exact: str) -> None:
-        logging.getLogger("normec").warning("secure sum refused (%s): %s", reason, exact)
-        self.journal.note(
-            "refused", run=request.run, node=request.node, round=request.round, reason=reason, exact=exact
-        )
+    def _note(self, about: Refusal | SumRequest, reason: str, exact: str) -> None:
+        """Note the exact reason of a refusal, which the server does not learn."""
+        logging.getLogger("normec").warning("refused (%s): %s", reason, exact)
+        self.journal.note("refused", run=about.run, node=about.node, round=about.round, reason=reason, exact=exact)
 
     def _party(self, request: SumRequest, first: Any) -> secure_sum.Party:
         """The party of a run: open already, from its folder, or new if this is an invitation to acceptable terms."""

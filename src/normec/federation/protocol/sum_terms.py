@@ -180,8 +180,9 @@ class Agreement:
                 f"the terms have a grid of step {terms.step:g} modulo 2^{terms.modulus_bits}, and {grid.step:g} modulo "
                 f"2^{grid.bits} follows from them"
             )
-        if terms.dimension != self.method.message_length(plan.parameters):
-            raise UsageError(f"a message has another length than the {terms.dimension} numbers of the terms")
+        length = self.method.message_length(plan.parameters)
+        if terms.dimension != length:
+            raise UsageError(f"the terms have messages of {terms.dimension} numbers, {self.method.name} makes {length}")
         if (terms.sigma > 0) != (plan.noise == "secure") or plan.noise not in ("secure", "none"):
             raise UsageError(
                 f"a secure sum has secure noise or none, got noise {plan.noise} with sigma {terms.sigma:g}"
@@ -189,9 +190,13 @@ class Agreement:
         if plan.dtype not in {known.name for known in FLOATS}:
             raise UsageError(f"x must be float32 or float64, got {plan.dtype}")
         if not 0 <= plan.broadcast <= plan.parameters + 2**16:
-            raise UsageError(f"a method cannot broadcast {plan.broadcast} numbers")
+            raise UsageError(
+                f"broadcast must be from 0 to {plan.parameters + 2**16} for this model, got {plan.broadcast}"
+            )
         if plan.divisors is not None and len(plan.divisors) != terms.parties:
-            raise UsageError(f"divisors must be one number for each of the {terms.parties} parties")
+            raise UsageError(
+                f"divisors must be one number for each of the {terms.parties} parties, got {len(plan.divisors)}"
+            )
         zeros = np.zeros(plan.parameters, plan.dtype)
         _ = self.request(0, zeros, np.zeros(plan.broadcast, plan.dtype) if plan.broadcast else None)
 
@@ -243,8 +248,7 @@ class Agreement:
         stated: Any = {name: getattr(plan, name) for name in PRIVACY if name != "delta"}
         records = plan.records(self.number)
         if records is not None:
-            clip = records.build()
-            stated |= {"record_clip": clip.size, "record_clip_by": "layer" if clip.by_layer else "record"}
+            stated |= records.statement
         honest = honest_parties(terms.minimum, terms.colluding)
         return Privacy(sigma=terms.sigma, delta=delta, trust="secure-sum", honest=honest, **stated)
 

@@ -106,8 +106,9 @@ def read_spec(text: str) -> dict[str, Any]:
 
 
 def _plain(value: Any, depth: int = 0) -> bool:
-    """Whether a value is a bounded number, a short word, or a table of such values of at most that depth.
+    """Whether a value is a bounded number, a bool, a short word or None.
 
+    With a `depth`, it may also be a list of such values, or a table of values of one depth less.
     A table that names a method names one of normec's, because the server must not choose which file a party loads.
     """
     if depth and isinstance(value, list):
@@ -147,9 +148,7 @@ class PrivacyTerms:
         if privacy is None:
             stated |= {"unit": "client", "relation": "zero-out", "trust": "local"}
             return PrivacyTerms(noise="none", sigma=0.0, delta=0.0, memory="clean", **stated)
-        decided = privacy.with_noise(
-            "secure"
-        )  # real parties use noise that nobody can repeat, unless the user chose otherwise
+        decided = privacy.with_noise("secure")  # noise that nobody can repeat, unless the user chose otherwise
         stated |= {name: getattr(decided, name) for name in ("noise", "delta", "unit", "relation", "trust", "memory")}
         return PrivacyTerms(sigma=float(sigma), **stated)
 
@@ -164,8 +163,7 @@ class PrivacyTerms:
             return None
         stated: Any = {name: getattr(self, name) for name in ("noise", "unit", "relation", "trust", "memory")}
         if records is not None:
-            clip = records.build()
-            stated |= {"record_clip": clip.size, "record_clip_by": "layer" if clip.by_layer else "record"}
+            stated |= records.statement
         return Privacy(sigma=self.sigma, delta=delta, **stated)
 
 
@@ -196,6 +194,12 @@ class RecordTerms:
         """The clip of every record's gradient."""
         return RecordClip("auto" if self.clip is None else self.clip, self.by_layer)
 
+    @property
+    def statement(self) -> dict[str, Any]:
+        """The clip as a `Privacy` states it."""
+        clip = self.build()
+        return {"record_clip": clip.size, "record_clip_by": "layer" if clip.by_layer else "record"}
+
 
 @dataclass(frozen=True)
 class LocalTerms:
@@ -219,7 +223,7 @@ class LocalTerms:
         return LocalTerms(steps=local.steps, optimizer=local.optimizer, scale=local.scale, **numbers)
 
     def build(self) -> LocalSteps:
-        """The local steps; raises `UsageError` where the terms make none."""
+        """The local steps. Raises `UsageError` if they are not valid."""
         words: Any = {"optimizer": self.optimizer, "scale": self.scale}
         return LocalSteps(steps=self.steps, lr=self.lr, momentum=self.momentum, prox=self.prox, **words)
 

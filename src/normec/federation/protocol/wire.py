@@ -247,7 +247,7 @@ def from_fields(table: Mapping[str, Any], largest: int = LARGEST) -> Message:
     if type(header["kind"]) is not str or header["kind"] not in KINDS:
         raise WireError(f"kind must be one of {', '.join(KINDS)}")
     if type(header["encoding"]) is not str or header["encoding"] != ENCODING:
-        raise WireError(f"encoding must be {ENCODING!r}; no other encoding is supported yet")
+        raise WireError(f"encoding must be {ENCODING!r}")
     built = _built(KINDS[header["kind"]], rest, "", largest)
     if rest:
         raise WireError(f"{len(rest)} unknown field(s)")

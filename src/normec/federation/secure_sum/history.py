@@ -107,7 +107,10 @@ def receipt_content(statement: Statement) -> bytes:
 
 
 def check_receipts(request: Survivors, roster: Roster) -> None:
-    """Check that every survivor of a statement, which fits the roster, has signed that it made a vector for it."""
+    """Check that every survivor of a statement has signed that it made a vector for it. Raises `Refused`.
+
+    The statement was checked before, so its survivors are in the roster.
+    """
     statement = request.statement
     if len(request.receipts) != len(statement.survivors):
         raise Refused("survivors", f"{len(request.receipts)} receipts for {len(statement.survivors)} survivors")

@@ -1,7 +1,7 @@
 """The keys of a party: a long-term Ed25519 identity that signs, and X25519 pairs that last for one attempt.
 
 All primitives are those of `cryptography`. Secrets that are shared among the parties are seeds of 16 bytes, from which
-HKDF-SHA256 derives keys of 32 bytes: 128 bits are the security of X25519 itself, and half as much to share.
+HKDF-SHA256 derives keys of 32 bytes. X25519 itself has a security of 128 bits, so longer seeds would gain nothing.
 """
 
 from __future__ import annotations
@@ -113,9 +113,11 @@ class Identity:
     def load(cls, path: Path) -> Self:
         """Read the key from a PEM file. Raises `UsageError` if there is none."""
         try:
-            key = load_pem_private_key(read_bytes(path, _LARGEST_KEY_FILE), None)
+            content = read_bytes(path, _LARGEST_KEY_FILE)
         except FileNotFoundError:
-            raise UsageError(f"there is no key at {path}; create one, and give its fingerprint to the others") from None
+            raise UsageError(f"there is no key at {path}; `normec federation identity` creates one") from None
+        try:
+            key = load_pem_private_key(content, None)
         except (ValueError, TypeError) as error:
             raise UsageError(f"{path} is not a private key in PEM without a password: {error}") from None
         if not isinstance(key, Ed25519PrivateKey):

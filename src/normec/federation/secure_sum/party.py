@@ -12,7 +12,7 @@ The folder holds a hash chain (`privacy/hash_chain.py`) of what the party did, w
 | --- | --- | --- |
 | keys | keys are advertised | no attempt is begun twice |
 | input | the payment, the noise and the vector | the party knows which sums can contain a vector of its own |
-| no vector | a payment is refused | a run whose vectors nobody paid for can be forgotten |
+| no vector | the refusal after a payment that failed | a run in which no vector was paid for can be forgotten |
 | certified | shares are revealed | the party signs only what continues this history |
 
 The order for a vector is: check everything, write the line, pay, compute with noise, mask, send.
@@ -88,12 +88,11 @@ FILE = "secure-sum.jsonl"
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a party computes: the round, the attempt, the server's payload, and how many parties take part."""
+    """What a party computes: the round, the attempt, and the server's payload."""
 
     round: int
     attempt: int
     payload: bytes
-    participants: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,7 +176,6 @@ class Party:
         roster: The parties of the run, as this party pinned them.
         terms: The terms that this party agreed to.
         contributor: The part with the data, the memory and the ledger.
-        witness: A file outside the folder that detects a folder restored from a backup, as for a ledger.
         accept_loss: Continue although the folder was lost or is an old copy: unknown vectors are charged
             (`Contributor.recover`) instead of refused.
     """
@@ -190,7 +188,6 @@ class Party:
         terms: Terms,
         contributor: Contributor,
         *,
-        witness: str | Path | None = None,
         accept_loss: bool = False,
     ) -> None:
         terms.check_roster(roster)
@@ -202,7 +199,7 @@ class Party:
         self._floor, self._entered, self._position = -1, _Entered(), Position()
         self._known: set[int] = set()  # attempts for which this party made a vector, or whose loss it has accepted
         private_folder(Path(folder))
-        self._record = Chain(Path(folder) / FILE, witness=witness)
+        self._record = Chain(Path(folder) / FILE)
         try:
             self._replay()
         except BaseException:
@@ -388,7 +385,7 @@ class Party:
         self._known.add(attempt.number)
         attempt.task_digest, attempt.payload_digest, attempt.task = shown, payload, request
         self._forget_all_but(attempt.number)
-        assignment = Assignment(request.round, attempt.number, request.payload, len(request.participants))
+        assignment = Assignment(request.round, attempt.number, request.payload)
         try:
             self._contributor.pay(assignment)
         except Exception:
@@ -438,7 +435,11 @@ class Party:
         return masked.tobytes()
 
     def _follow(self, request: Task) -> None:
-        """Learn certificates of sums that were opened without this party, and notice if they were not."""
+        """Add certificates that this party does not know to its history.
+
+        If one of them names this party for a vector of which its folder knows nothing, the folder is an old copy: the
+        party refuses, or charges itself if its owner accepts the loss.
+        """
         unknown: list[int] = []
         position = self._position
         fresh: list[tuple[Position, Certificate]] = []
@@ -551,7 +552,7 @@ class Party:
 
 
 def made_vectors(folder: Path) -> bool:
-    """Whether the party of this folder may have made a vector, or charged for one."""
+    """Whether the party of this folder may have made a vector, or was charged for one."""
     try:
         lines = read_chain(folder / FILE).lines
     except (LedgerDamaged, OSError):

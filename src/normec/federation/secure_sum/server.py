@@ -216,7 +216,7 @@ class Server:
     def start(self, round: int, payload: bytes) -> None:
         """Begin an attempt to sum the vectors of a round.
 
-        The sum before is forgotten, so store what was made of it first. A sum that was not opened is given up.
+        The previous sum is discarded, so store what follows from it first. A sum that was not opened is given up.
 
         Args:
             round: The round after the last one that was summed, or the same one again if it was not opened.
@@ -268,7 +268,7 @@ class Server:
         return others if len(others) >= self._terms.minimum else everyone
 
     def invite_everyone(self) -> None:
-        """Ask those for keys too that are left out, because too few of the others answer."""
+        """Invite again the parties that are left out; for callers that get too few answers from the others."""
         self._left_out = {}
 
     @property
@@ -309,7 +309,7 @@ class Server:
         return Quorum(self._opening.certificate)
 
     def _prepare(self, party: int) -> Request | None:
-        """The part of an exchange that prepares the next attempt."""
+        """The part of an exchange that prepares the next attempt; None if there is none."""
         following = self._next
         if following is None or party in following.refused or party not in self._invited:
             return None
@@ -351,7 +351,7 @@ class Server:
 
     @property
     def answered(self) -> int:
-        """The number of parties whose answers in the current stage are there."""
+        """The number of parties that have answered in the current stage."""
         return len(self._progress()[1])
 
     def _progress(self) -> tuple[set[int], set[int]]:
@@ -530,7 +530,7 @@ class Server:
             raise AttemptFailed(stage, left, needed)
 
     def _keep_deposits(self, deposits: Mapping[int, memoryview]) -> None:
-        """Write deposits to the disk, all at once, because most of the time is spent waiting for the disk."""
+        """Write deposits to the disk in parallel, because most of the time is spent waiting for the disk."""
         if not deposits:
             return
 

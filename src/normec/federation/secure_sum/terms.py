@@ -1,4 +1,4 @@
-"""The terms of a secure sum, on which privacy and result depend. Every signature of a party covers their digest.
+"""The terms of a secure sum, on which privacy and result depend. Every signature in the sum covers their digest.
 
 So the server cannot show different terms to different parties: a party accepts no key and no list of survivors that
 was signed under other terms than its own.
@@ -30,7 +30,7 @@ _RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._~-]{0,95}")
 
 
 def least_threshold(parties: int) -> int:
-    """⌊2n/3⌋ + 1, the smallest threshold at which a server cannot obtain two quorums that share no honest party."""
+    """⌊2n/3⌋ + 1: any two quorums then share an honest party, as long as at most a third of the parties collude."""
     return 2 * parties // 3 + 1
 
 
@@ -141,7 +141,7 @@ class Terms:
         return None
 
     def check_roster(self, roster: Roster) -> None:
-        """Raises `UsageError` if the terms were made for another roster."""
+        """Raise `UsageError` if the terms were made for another roster."""
         if self.parties != len(roster) or self.roster != roster.digest.hex():
             raise UsageError("the terms were made for another roster; compare the roster files of all parties")
 

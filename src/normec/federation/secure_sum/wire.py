@@ -135,9 +135,8 @@ class Task(Message, frozen=True):
 class MaskedVector(Message, frozen=True):
     """A party's vector under its masks, its sealed memory (empty if it deposits none), and a receipt.
 
-    One that was read points into the bytes of its exchange.
-
-    The receipt is the party's signature that it made a vector for this task (`history.receipt_content`).
+    The receipt is the party's signature that it made a vector for this task (`history.receipt_content`). The vector and
+    the deposit of a message that was read point into the bytes of its exchange.
     """
 
     attempt: Attempt
@@ -216,9 +215,13 @@ def decode_requests(data: bytes | memoryview, payload: bytes = b"") -> tuple[Req
         return requests
     tasks = [request for request in requests if isinstance(request, Task)]
     if len(tasks) != 1 or tasks[0].payload:
-        raise Refused("malformed", "a payload that comes apart from its exchange belongs to one task without another")
+        raise Refused(
+            "malformed", "a payload outside of its exchange needs exactly one task there, which has no payload itself"
+        )
     if len(payload) > largest_content(LARGEST_DIMENSION):
-        raise Refused("malformed", f"the payload has {len(payload)} bytes, more than any may have")
+        raise Refused(
+            "malformed", f"the payload has {len(payload)} bytes, more than {largest_content(LARGEST_DIMENSION)}"
+        )
     return tuple(_with_payload(request, payload) for request in requests)
 
 

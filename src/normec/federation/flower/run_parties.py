@@ -1,4 +1,4 @@
-"""The roster of a run: the nodes of Flower that are its parties, identified by their registered keys.
+"""The parties of a run: nodes of Flower, identified by their registered keys.
 
 The number of a node changes when a SuperLink without a database restarts, but its key does not. The name of a party is
 the fingerprint of its public key, and parties are numbered as clients in the order of their registration.
@@ -37,7 +37,7 @@ def name_of(public_key: bytes) -> str:
     return f"party-{hashlib.sha256(public_key).hexdigest()[:16]}"
 
 
-class Roster:
+class RunParties:
     """The parties of a run, in the order of their client numbers."""
 
     def __init__(self, grid: Grid, names: list[str]) -> None:
@@ -86,10 +86,14 @@ def _unanswered(error: Exception) -> UsageError:
     )
 
 
-def _kept(path: Path) -> list[str]:
-    """The names in the file of a run's parties."""
+def kept_names(path: Path, entry: str) -> list[str]:
+    """The names of a run's parties in a file of its folder, where they are the list `entry`.
+
+    Raises:
+        UsageError: The file is damaged.
+    """
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))["parties"]
+        names = json.loads(path.read_text(encoding="utf-8"))[entry]
         if isinstance(names, list) and all(isinstance(name, str) and NAME.fullmatch(name) for name in names):
             return names
     except (ValueError, KeyError, TypeError):
@@ -97,19 +101,19 @@ def _kept(path: Path) -> list[str]:
     raise UsageError(f"{path} is damaged: it must list the run's parties; restore it, or use another folder")
 
 
-def gather(grid: Grid, folder: Path, parties: int, seconds: float, say: Callable[[str], None]) -> Roster:
+def gather(grid: Grid, folder: Path, parties: int, seconds: float, say: Callable[[str], None]) -> RunParties:
     """The parties of a run: those in its folder, or else the first `parties` nodes that are registered and online."""
     path = folder / FILE
     if path.exists():
-        names = _kept(path)
+        names = kept_names(path, "parties")
         if len(names) != parties:
             raise UsageError(f"the run in {folder} has {len(names)} parties, got parties = {parties}; keep the number")
-        return Roster(grid, names)
+        return RunParties(grid, names)
     nodes = _gathered(grid, parties, seconds, say)
     names = [name_of(node.public_key) for node in nodes[:parties]]
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(path, json.dumps({"parties": names}) + "\n")
-    return Roster(grid, names)
+    return RunParties(grid, names)
 
 
 def _gathered(grid: Grid, parties: int, seconds: float, say: Callable[[str], None]) -> list[Any]:

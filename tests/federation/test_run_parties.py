@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from normec import UsageError
-from normec.federation.flower.roster import FILE, SILENCE, Roster, gather, name_of
+from normec.federation.flower.run_parties import FILE, SILENCE, RunParties, gather, name_of
 
 httpx = pytest.importorskip("httpx")
 
@@ -34,12 +34,12 @@ def node(number: int) -> Any:
 def test_parties_are_known_by_their_keys_in_the_order_of_registration(tmp_path: Path) -> None:
     link = Link()
     link.nodes = [node(3), node(1), node(2)]
-    roster = gather(link, tmp_path, 2, 1.0, print)  # type: ignore[arg-type]
-    assert roster.names == [name_of(b"1"), name_of(b"2")]
-    assert roster.online().keys() == set(roster.names)
-    assert roster.name(1) == name_of(b"1")
-    assert roster.name(3) == "?"
-    assert gather(link, tmp_path, 2, 1.0, print).names == roster.names  # type: ignore[arg-type]
+    parties = gather(link, tmp_path, 2, 1.0, print)  # type: ignore[arg-type]
+    assert parties.names == [name_of(b"1"), name_of(b"2")]
+    assert parties.online().keys() == set(parties.names)
+    assert parties.name(1) == name_of(b"1")
+    assert parties.name(3) == "?"
+    assert gather(link, tmp_path, 2, 1.0, print).names == parties.names  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="has 2 parties, got parties = 3"):
         gather(link, tmp_path, 3, 1.0, print)  # type: ignore[arg-type]
 
@@ -56,13 +56,13 @@ def test_too_few_parties_are_counted_and_the_wait_ends(tmp_path: Path) -> None:
 def test_a_silent_superlink_is_given_up_only_after_a_while() -> None:
     link = Link()
     link.nodes = [node(1)]
-    roster = Roster(link, [name_of(b"1")])  # type: ignore[arg-type]
-    before = roster.online()
+    parties = RunParties(link, [name_of(b"1")])  # type: ignore[arg-type]
+    before = parties.online()
     link.error = httpx.ConnectError("refused")
-    assert roster.online() == before
-    roster._answered -= SILENCE + 1
+    assert parties.online() == before
+    parties._answered -= SILENCE + 1
     with pytest.raises(UsageError, match="has not answered for 300 s"):
-        roster.online()
+        parties.online()
 
 
 def test_at_the_start_a_silent_superlink_is_one_line(tmp_path: Path) -> None:
@@ -77,4 +77,4 @@ def test_a_run_that_was_stopped_says_so() -> None:
     link = Link()
     link.error = stopped()
     with pytest.raises(UsageError, match="stopped at the SuperLink"):
-        Roster(link, []).online()  # type: ignore[arg-type]
+        RunParties(link, []).online()  # type: ignore[arg-type]
