@@ -46,8 +46,8 @@ def list_studies(out: Folder = FOLDER, as_json: o.Json = False) -> None:
         print(json.dumps(rows))
         return
     for row in rows:
-        minutes = f"{runner.duration(row['seconds_left'])} left" if row["seconds_left"] else "finished"
-        print(f"{row['study']:25} {row['run']:4} of {row['cells']:4} cells   {minutes:26} {row['shows']}")
+        left_text = f"{runner.duration(row['seconds_left'])} left" if row["seconds_left"] else "finished"
+        print(f"{row['study']:25} {row['run']:4} of {row['cells']:4} cells   {left_text:26} {row['shows']}")
     print(f"{HEART:25} {'':16}   {'':26} four hospitals at patient level, beside FLamby's results")
 
 
@@ -81,11 +81,11 @@ def run(
     own: dict[str, Study] = {}
     conditions = []
     for name in names:
-        place = re.match(r"(?P<study>.+?\.py:\w+)(?P<rest>/.*)?$", name)
-        if place is not None:
-            study = _study_in_file(place["study"])
+        in_file = re.match(r"(?P<study>.+?\.py:\w+)(?P<rest>/.*)?$", name)
+        if in_file is not None:
+            study = _study_in_file(in_file["study"])
             own[study.name] = study
-            conditions.append(study.name + (place["rest"] or ""))
+            conditions.append(study.name + (in_file["rest"] or ""))
         elif name != HEART:
             conditions.append(name)
     known = {**studies.STUDIES, **own}

@@ -36,12 +36,10 @@ def leading_family(condition: Condition, comparison: Comparison) -> Family | Non
 
 
 def noise(records: Mapping[str, Record]) -> float:
-    """√d / (μ n): the noise in the mean direction of a run, relative to its largest signal; NaN if it is not known.
+    """√d / (μ n): the noise in the mean direction of a run, relative to its largest signal.
 
-    It is 0 without privacy.
-
-    A round of DP-SGD with normalisation has noise of norm σ√(d/n) in its mean message, and T rounds have √T times as
-    much in their sum, which is T long at most.
+    It is 0 without privacy, and NaN if it is not known. A round of DP-SGD with normalisation has noise of norm σ√(d/n)
+    in its mean message, and T rounds have √T times as much in their sum, which is T long at most.
     """
     for one in records.values():
         if one["epsilon"] is None:

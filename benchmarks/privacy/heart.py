@@ -284,7 +284,7 @@ Over all test patients, in percent:
 FLamby's code calibrates its noise for 15 epochs but makes 15 × 100 steps, which are 30 to 188 epochs of the hospitals.
 It accounts for Poisson samples and takes batches of shuffled epochs. This table has what its noise amounts to, as the
 range over the hospitals, at δ = 1e-4. The right column is a bound for what the code does: every patient is in one batch
-of each epoch, and the order of the batches is no secret that anybody has proved a gain from. The left one is none.
+of each epoch, and no gain from a secret order of the batches is proved here. The left column is not a bound for it.
 
 {true}
 

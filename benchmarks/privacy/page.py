@@ -54,10 +54,10 @@ significantly worse" if its mean rank is within Nemenyi's critical difference.
 READING = """## How to read and cite
 
 **±** in a table of a study is half of the {level:.0f} % confidence interval of a mean over test seeds, in points. All
-methods of a condition are tested with the same seeds, and the interval comes from their pooled variance after what a
-seed does to all of them has been taken out ([statistics.py](statistics.py)). So it is the same for all methods of a
-column, and it says how sure a mean is, not how much single runs differ. Where results stand beside published ones, ± is
-the standard deviation over the test seeds. Each study says with how many seeds it was tuned and tested.
+methods of a condition are tested with the same seeds, and the interval comes from their pooled variance after the
+effect that a seed has on all of them is removed ([statistics.py](statistics.py)). So it is the same for all methods of
+a column, and it says how sure a mean is, not how much single runs differ. Where results stand beside published ones, ±
+is the standard deviation over the test seeds. Each study says with how many seeds it was tuned and tested.
 
 **One number** is identified by its study, split, ε and method. Its line in `{records}/STUDY.jsonl` has the seeds, the
 test result of each seed, the chosen setting, the validation result of every setting, the device and the versions;
@@ -81,9 +81,9 @@ is √d/(μn): its norm in the mean of all directions of a run, relative to the 
 """
 WITHOUT_NOISE = """## Without noise
 
-The same methods with the same bounds on their messages, and without noise: no privacy, but what the bounds cost where \
-clients differ, which is what error feedback was made for. From clients that are alike (iid) over Dirichlet splits to \
-clients of one class each (label).
+The same methods with the same bounds on their messages run without noise. This protects nobody; it shows what the \
+bounds cost where clients differ, which is the case that error feedback was made for. The splits go from clients that \
+are alike (iid) over Dirichlet splits to clients of one class each (label).
 """
 PROTOCOL = """## How it is measured
 
@@ -277,14 +277,28 @@ def _question(conditions: Conditions, compared: Mapping[Condition, Comparison]) 
     return [
         "## Error feedback, or a step that remembers?",
         "",
-        "On CIFAR-10 with 10,000 clients error feedback with forgetting leads plain DP-SGD by far. ĝ then changes "
-        "little from round to round, as it does with momentum, which keeps no state at the clients. Tuned alike and "
-        "tested with three seeds:",
+        f"{_leads(compared, own)}With forgetting, ĝ changes little from round to round, as it does with momentum, "
+        "which keeps no state at the clients. All methods were tuned alike and tested with "
+        f"{_counted(len(study.budget.test_seeds), 'seed')}:",
         "",
         *to_markdown(("test accuracy", *heads), rows),
         "",
         *_turns([conditions[one] for one in own]),
     ]
+
+
+def _leads(compared: Mapping[Condition, Comparison], own: Sequence[Condition]) -> str:
+    """A sentence on the lead of error feedback with forgetting over plain DP-SGD in each condition."""
+    pair = "NormEC, forgetting", "DP-SGD, norm"
+    leads = []
+    for one in own:
+        if set(pair) <= set(compared[one].means):
+            ours, plain = (compared[one].means[name] for name in pair)
+            sure = "" if compared[one].apart(*pair) else ", not significant"
+            leads.append(f"{100 * (ours - plain):.1f} points ({one.split}, {shown(one.epsilon)}{sure})")
+    if not leads:
+        return ""
+    return f"On CIFAR-10 with 10,000 clients, error feedback with forgetting leads plain DP-SGD by {'; '.join(leads)}. "
 
 
 def _turns(held: Sequence[Mapping[str, Record]]) -> list[str]:
@@ -301,7 +315,8 @@ def _turns(held: Sequence[Mapping[str, Record]]) -> list[str]:
 
 def _value(comparison: Comparison, name: str, study: Study) -> str:
     """A mean with its confidence interval, in bold if all others of the study have run and are significantly worse."""
-    alone = comparison.tied() == [name] and set(study.contenders) <= set(comparison.means)
+    others = len(comparison.means) > 1
+    alone = others and comparison.tied() == [name] and set(study.contenders) <= set(comparison.means)
     shown = f"{100 * comparison.means[name]:.1f} ± {100 * comparison.half_width:.1f}"
     return f"**{shown}**" if alone else shown
 
@@ -365,9 +380,10 @@ def _published(held: Held) -> list[str]:
     return [
         *found,
         "Record level at (3, 1e-5), beside Tramèr and Boneh (2021). They train on batches of shuffled epochs and "
-        "account for Poisson samples; these runs use full gradients, whose ε is exact. On CIFAR-10 and MNIST they "
-        "normalise features by noisy statistics of the training set, clipped at medians that no noise covers. Here "
-        "every image is normalised alone, so that nothing but gradients is released.",
+        "account for Poisson samples. Runs on features use full gradients here, whose ε is exact, and those of CNNs "
+        "draw Poisson samples, whose ε is an upper bound. On CIFAR-10 and MNIST they normalise features by noisy "
+        "statistics of the training set, clipped at medians that no noise covers. Here every image is normalised "
+        "alone, so that nothing but gradients is released.",
         "",
         *to_markdown(("study", "method", "test accuracy", "published"), rows),
         "",
@@ -420,8 +436,8 @@ def _costs(held: Held) -> list[str]:
     return [
         "## Costs",
         "",
-        "Medians over the conditions. A client sends that many vectors of the model's length per round (4 bytes a "
-        "number) and keeps that many between rounds. The time of a round is relative to the fastest method of the same "
+        "Medians over the conditions. Vectors have the model's length (4 bytes per number); a client sends some in a "
+        "round and keeps some between rounds. The time of a round is relative to the fastest method of the same "
         "study; cells ran on different machines, several at a time, so only large differences mean something.",
         "",
         *to_markdown(("method", "rounds chosen", "vectors sent", "vectors kept", "time of a round"), rows),
@@ -534,7 +550,10 @@ def _ran(records: Iterable[Record]) -> str:
     machines: dict[str, list[float]] = {}
     for one in records:
         machines.setdefault(f"{one['device']}, torch {one['versions']['torch']}", []).append(one["seconds"])
-    shares = [f"{len(own)} cells in {sum(own) / 60:.0f} minutes on {name}" for name, own in machines.items()]
+    shares = [
+        f"{_counted(len(own), 'cell')} in {_counted(max(1, round(sum(own) / 60)), 'minute')} on {name}"
+        for name, own in machines.items()
+    ]
     return f"Computed: {'; '.join(shares)}."
 
 

@@ -30,7 +30,7 @@ SPLITS = {
 }
 
 
-def place(condition: Condition, records: Mapping[str, Record]) -> tuple[str, float]:
+def position_of(condition: Condition, records: Mapping[str, Record]) -> tuple[str, float]:
     """The panel of a condition, and its position on the axis: its split without noise, and its noise otherwise."""
     if not condition.private:
         return NO_NOISE, list(SPLITS).index(condition.split)
@@ -49,7 +49,9 @@ def draw(conditions: Conditions, path: Path) -> Path:
             axis.set_ylim(-0.6, len(studies) - 0.4)
             axis.invert_yaxis()
             if panel == NO_NOISE:
-                shown = 1 + max((place(one, own)[1] for one, own in conditions.items() if not one.private), default=0)
+                shown = 1 + max(
+                    (position_of(one, own)[1] for one, own in conditions.items() if not one.private), default=0
+                )
                 axis.set_xticks(range(int(shown)), list(SPLITS.values())[: int(shown)], fontsize=7, rotation=30)
                 axis.set_xlim(-0.5, shown - 0.5)
                 axis.set_xlabel("clients", fontsize=8)
@@ -57,7 +59,7 @@ def draw(conditions: Conditions, path: Path) -> Path:
                 axis.set_xscale("log")
                 axis.set_xlabel("noise √d / (μn)", fontsize=8)
         for condition, own in conditions.items():
-            panel, position = place(condition, own)
+            panel, position = position_of(condition, own)
             if not math.isnan(position):
                 comparison = compare(values(own))
                 family = ALL[comparison.best].family

@@ -1,7 +1,7 @@
 """Run cells of studies until they are finished or a time limit is reached.
 
-FOLDER/STUDY.jsonl            one line per finished cell
-FOLDER/parts/STUDY.HASH.part.jsonl the finished runs of an unfinished cell; removed when the cell is finished
+FOLDER/STUDY.jsonl                    one line per finished cell
+FOLDER/parts/STUDY.HASH.part.jsonl    the finished runs of an unfinished cell; removed when the cell is finished
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def run(
             return False
         done[study.name][cell] = record
         write(study, out, done[study.name].values())
-        _part(out, cell).unlink(missing_ok=True)
+        _part_file(out, cell).unlink(missing_ok=True)
         report(
             f"{study.name}  {cell.split}  {shown(cell.epsilon)}  {cell.method}: {percent(record)} (standard deviation)"
         )
@@ -118,8 +118,8 @@ def _one_thread() -> None:
 
 def _cell(study: Study, cell: Cell, out: Path, device: str, end: float | None, together: int) -> Record | None:
     """The record of a cell; None if the time limit was reached."""
-    part = _part(out, cell)
-    held = _parts(part)
+    part = _part_file(out, cell)
+    held = _finished_runs(part)
     known: dict[str, Measurement] = {one["run"]: one["found"] for one in held}
     seconds = sum(one["seconds"] for one in held)
     last = time.monotonic()
@@ -155,11 +155,11 @@ def _origin(device: str, seconds: float) -> Record:
     return {"seconds": round(seconds, 1), "device": device_name(build.device(device)), "versions": versions}
 
 
-def _part(out: Path, cell: Cell) -> Path:
+def _part_file(out: Path, cell: Cell) -> Path:
     return out / "parts" / f"{cell.study}.{hashlib.sha256(cell.key.encode()).hexdigest()[:12]}.part.jsonl"
 
 
-def _parts(path: Path) -> list[Record]:
+def _finished_runs(path: Path) -> list[Record]:
     """Runs that were measured before an interruption; an incomplete last line is dropped."""
     found = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:

@@ -1,8 +1,8 @@
-"""Comparisons that a reviewer accepts: paired seeds, Tukey's range test, mean ranks with Nemenyi's critical difference.
+"""Comparisons of methods: paired seeds, Tukey's range test, and mean ranks with Nemenyi's critical difference.
 
 In one condition every contender is tested with the same seeds, which decide the split of the data and the first model.
-Seeds are blocks: what they have in common is taken out, the residual variance is pooled over the contenders, and two of
-them differ if their means are further apart than Tukey's honestly significant difference, which holds for all pairs
+Seeds are blocks: the effect of a seed is removed, the residual variance is pooled over the contenders, and two of them
+differ if their means are further apart than Tukey's honestly significant difference, which holds for all pairs
 together. Over conditions, contenders are ranked in each of them, and mean ranks are compared after Nemenyi.
 """
 
@@ -72,7 +72,7 @@ def _range_width(contenders: int, freedom: float) -> float:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Mean ranks over conditions, 1 for the best, and what two of them must differ by.
+    """Mean ranks over conditions, 1 for the best, and the difference that is significant.
 
     Attributes:
         ranks: The mean rank of each contender, the best first.
@@ -101,8 +101,8 @@ def rank(conditions: Sequence[Mapping[str, float]]) -> Ranking:
 
 
 def expected_best(values: Sequence[float], tries: int) -> float:
-    """The expected maximum of `tries` of these values, drawn without putting back: what less tuning finds."""
+    """The expected maximum of `tries` of these values, drawn without replacement: the result of less tuning."""
     ordered, count = sorted(values), len(values)
     tries = min(tries, count)
     ways = math.comb(count, tries)
-    return sum(value * math.comb(place, tries - 1) for place, value in enumerate(ordered)) / ways
+    return sum(value * math.comb(smaller, tries - 1) for smaller, value in enumerate(ordered)) / ways

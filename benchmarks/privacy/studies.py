@@ -164,8 +164,6 @@ _LONG_STEPS = (
 )
 _NETWORK_STEPS = (("plain_steps", (3.0, 100.0)), ("steps", (0.5, 10.0)), ("threshold", (0.05, 0.5)))
 _UNIT_NORM = (("steps", (0.1, 10.0)), ("plain_steps", (1.0, 300.0)), ("adam_steps", (0.0005, 0.03)))
-
-
 _TEXT = TuningBudget(6, (0,), (2, 3, 4), rounds=(100, 200), by="next_character")
 _ON_TEXT = ("DP-SGD, norm", "DP-SGD, norm, momentum", "DP-SGD, norm, Adam", "NormEC", "NormEC, forgetting")
 _WINDOWS = (
@@ -352,7 +350,7 @@ STUDIES: Mapping[str, Study] = {
             "cifar10-pfl-true",
             "a small CNN with GroupNorm on CIFAR-10, 1,000 clients, for a true (2, 1e-6)",
             {"data": "cifar10", "model": "cnn-gn", "clients": 1000, "delta": 1e-6, "precision": "bf16"},
-            replace(_IMAGES, test_seeds=(2, 3, 4), roles=(*_IMAGES.roles, ("adam_steps", (0.0005, 0.03)))),
+            replace(_IMAGES, roles=(*_IMAGES.roles, ("adam_steps", (0.0005, 0.03)))),
             epsilons=(2.0,),
             splits=("iid",),
             contenders=(*_REMEMBERING[:4], "DP-FedAvg"),

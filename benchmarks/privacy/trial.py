@@ -120,8 +120,7 @@ def _problem(config: RunConfig, features: str | None, device: str) -> Problem:
 
 def area(scores: Tensor, positive: Tensor) -> float:
     """The share of pairs of a positive and a negative record that the scores order correctly; ties count half."""
-    values, position, count = scores.double().unique(return_inverse=True, return_counts=True)
-    del values
+    _, position, count = scores.double().unique(return_inverse=True, return_counts=True)
     ranks = (count.cumsum(0) - (count - 1) / 2)[position]  # ties share the mean of their ranks
     p, n = int(positive.sum()), int((~positive).sum())
     if not p or not n:

@@ -31,7 +31,7 @@ class TuningBudget:
         test_seeds: Seeds with which the chosen one is tested; they are the same for all, so that results are paired.
         rounds: Choices of the number of rounds.
         roles: Bounds that differ from `ROLES`.
-        by: What is measured: "accuracy", or the "area" under the ROC curve.
+        by: What is measured: "accuracy", the "area" under the ROC curve, or a metric of the problem.
     """
 
     trials: int

@@ -16,8 +16,14 @@ from .clock import Clock, run_rounds
 from .workloads import LR, Case, WorkloadData
 
 VARIANTS = (
-    *("eager", "kept", "one-thread", "channels-last", "compiled"),
-    *("graphed", "compiled-graphed", "autotuned-graphed"),
+    "eager",
+    "kept",
+    "one-thread",
+    "channels-last",
+    "compiled",
+    "graphed",
+    "compiled-graphed",
+    "autotuned-graphed",
 )
 COMPILED = {
     "compiled": "default",

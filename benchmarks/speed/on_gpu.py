@@ -13,19 +13,20 @@ import argparse
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 
 from normec import UsageError
 from normec.gradients.choice import choose_engine
 from normec.gradients.engine import Engine
-from normec.gradients.precision import Precision
+from normec.gradients.precision import PRECISIONS, Precision
 from normec.gradients.record_clip import RecordClip
 from normec.problems.problem import Problem
 
 from .clock import Clock
 from .implementations import ENGINE, FLOOR, PASSES, RECORD, Implementation
-from .workloads import Case, WorkloadData
+from .workloads import WORKLOADS, Case, WorkloadData
 
 _COMPARED = 3, 4  # clients and records of each whose gradients are compared
 
@@ -73,6 +74,10 @@ def main() -> None:
     given = parser.parse_args()
     end = time.monotonic() + given.seconds
     names, precisions = given.workloads.split(","), given.precisions.split(",")
+    for choices, wanted in ((WORKLOADS, names), (PRECISIONS, precisions)):
+        for name in wanted:
+            if name not in choices:
+                parser.error(f"unknown name {name!r}; choose from {', '.join(choices)}")
 
     def each(label: str, work: Callable[[], str]) -> None:
         if time.monotonic() > end:
@@ -95,14 +100,9 @@ def main() -> None:
         for precision in precisions:
             for name in names:
                 for implementation in implementations:
-                    case = Case(name, given.clients, given.device, _known(precision))
+                    case = Case(name, given.clients, given.device, cast(Precision, precision))
                     label = f"{name}, {precision}, {implementation.name}"
                     each(label, partial(milliseconds, implementation, case, given.rounds))
-
-
-def _known(precision: str) -> Precision:
-    found: Precision = "bf16" if precision == "bf16" else "tf32" if precision == "tf32" else "float32"
-    return found
 
 
 if __name__ == "__main__":

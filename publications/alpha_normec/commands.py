@@ -274,10 +274,10 @@ def _show_figures(made: list[Made], folder: Path, as_json: bool) -> None:
 
 def _list_figures(protocol: Protocol, as_json: bool) -> None:
     from .figures.catalogue import FIGURES
-    from .protocol import is_reading
+    from .protocol import origin
 
     settings = [
-        {"name": name, "value": getattr(protocol, name), "open": is_reading(name), "means": field.description}
+        {"name": name, "value": getattr(protocol, name), "open": origin(name) == "open", "means": field.description}
         for name, field in type(protocol).model_fields.items()
         if name != "scale"
     ]
@@ -288,10 +288,15 @@ def _list_figures(protocol: Protocol, as_json: bool) -> None:
     width = max(len(one["name"]) for one in named)
     for one in named:
         print(f"{one['name']:<{width}}  {one['shows']}")
-    for title, wanted in (("Stated by the paper", False), ("Left open by the paper", True)):
+    titles = {
+        "paper": "Stated by the paper",
+        "open": "Left open by the paper",
+        "reproduction": "Of the reproduction",
+    }
+    for wanted, title in titles.items():
         print(f"\n{title} (--set NAME=VALUE):")
         for field in settings:
-            if field["open"] is wanted:
+            if origin(str(field["name"])) == wanted:
                 print(f"  {field['name']} = {_text(field['value'])}")
                 print(textwrap.indent(textwrap.fill(str(field["means"]), 100), " " * 6))
 

@@ -1,8 +1,9 @@
 """The plan: every run of the reproduction is a cell with a stable name, in the order in which the cells are run.
 
     tables      the sixteen accuracies of the paper's three tables; then two more seeds of those at β = 0.01 and 0.1
-    readings    details that the paper leaves open, one at a time, on two or three cells of the tables
-    private     DP-α-NormEC and DP-Clip21 over β × γ, with the interpretations of the noise that allow training
+    readings    details that the paper leaves open, one at a time, on up to three cells of the tables
+    private     DP-α-NormEC and DP-Clip21 over β × γ, with the interpretations of the noise that allow training, and
+                two cells with one that does not
     alpha       the heat map over α × β, without the cells that are part of the tables
 
 Figures and pages are made from the records of these cells. Where the step size is chosen on validation data, `tables`

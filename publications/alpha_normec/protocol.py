@@ -24,15 +24,22 @@ from normec.privacy.release import Release, paper_sigma
 from normec.sampling.batches import rounds_of
 from normec.settings import make as make_config
 
+Origin = Literal["paper", "open", "reproduction"]
+
 
 def _open(default: Any, says: str) -> Any:
     """A setting that the paper leaves open; `says` explains its values."""
-    return Field(default, description=says, json_schema_extra={"reading": True})
+    return Field(default, description=says, json_schema_extra={"origin": "open"})
 
 
-def _said(default: Any, says: str) -> Any:
+def _stated(default: Any, says: str) -> Any:
     """A setting that the paper states."""
-    return Field(default, description=says)
+    return Field(default, description=says, json_schema_extra={"origin": "paper"})
+
+
+def _own(default: Any, says: str) -> Any:
+    """A setting of the reproduction, which the paper does not have."""
+    return Field(default, description=says, json_schema_extra={"origin": "reproduction"})
 
 
 class Protocol(BaseModel):
@@ -40,24 +47,24 @@ class Protocol(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    scale: str = _said("paper", "smoke, small or paper; sets the defaults of the other settings")
-    data: str = _said("cifar10", "data set")
-    records: int | None = _said(None, "training images, drawn by the seed (default: all)")
-    test_records: int | None = _said(None, "test images (default: all)")
-    model: str = _said("resnet20", "model of the runs without noise")
-    clients: int = _said(10, "workers")
-    batch_size: int | None = _said(32, "images per gradient of a worker (None: all it has)")
-    rounds: int = _said(300, "communication rounds")
-    short_rounds: int = _said(
+    scale: str = _own("paper", "smoke, small or paper; sets the defaults of the other settings")
+    data: str = _stated("cifar10", "data set")
+    records: int | None = _stated(None, "training images, drawn by the seed (default: all)")
+    test_records: int | None = _stated(None, "test images (default: all)")
+    model: str = _stated("resnet20", "model of the runs without noise")
+    clients: int = _stated(10, "workers")
+    batch_size: int | None = _stated(32, "images per gradient of a worker (None: all it has)")
+    rounds: int = _stated(300, "communication rounds")
+    short_rounds: int = _stated(
         150, "communication rounds of the short private runs (fig-dp-150); their noise is that of full runs"
     )
-    alpha: float = _said(0.01, "smoothing, except in the figures over alpha")
-    alphas: tuple[float, ...] = _said((0.01, 0.1, 1.0), "grid of alpha")
-    betas: tuple[float, ...] = _said((0.01, 0.1, 1.0, 10.0), "grid of beta, and of Clip21's threshold")
-    lrs: tuple[float, ...] = _said((0.001, 0.01, 0.1, 1.0), "grid of the step size gamma")
-    seed: int = _said(42, "seed of data, model, batches and noise")
-    formula_epsilon: float = _said(8.0, "epsilon that is put into the paper's noise formula; no run has this epsilon")
-    delta: float = _said(1e-5, "delta of the formula, and of the exact epsilon that is reported")
+    alpha: float = _stated(0.01, "smoothing, except in the figures over alpha")
+    alphas: tuple[float, ...] = _stated((0.01, 0.1, 1.0), "grid of alpha")
+    betas: tuple[float, ...] = _stated((0.01, 0.1, 1.0, 10.0), "grid of beta, and of Clip21's threshold")
+    lrs: tuple[float, ...] = _stated((0.001, 0.01, 0.1, 1.0), "grid of the step size gamma")
+    seed: int = _stated(42, "seed of data, model, batches and noise")
+    formula_epsilon: float = _stated(8.0, "epsilon that is put into the paper's noise formula; no run has this epsilon")
+    delta: float = _stated(1e-5, "delta of the formula, and of the exact epsilon that is reported")
 
     round: Literal["epoch", "step"] = _open(
         "epoch", "a communication round is a pass over the worker's images (epoch) or one message (step)"
@@ -100,12 +107,12 @@ class Protocol(BaseModel):
     )
     short_server_norm: bool = _open(True, "server normalisation in fig-dp-150")
     precision: Literal["float32", "tf32", "bf16"] = _open("bf16", "arithmetic of gradients")
-    few_logs: bool = _said(
+    few_logs: bool = _own(
         True,
         "log losses once per evaluation in the parts private and alpha, as in the committed records; they then have no "
         "training loss where a round is not evaluated",
     )
-    device: str = _said("auto", "auto, cpu, cuda, cuda:1 …")
+    device: str = _own("auto", "auto, cpu, cuda, cuda:1 …")
 
     @property
     def column(self) -> str:
@@ -168,10 +175,11 @@ def make(scale: str, readings: Mapping[str, Any] | None = None) -> Protocol:
         raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
 
 
-def is_reading(name: str) -> bool:
-    """Whether the paper leaves a setting open."""
-    extra = Protocol.model_fields[name].json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get("reading"))
+def origin(name: str) -> Origin:
+    """Whether the paper states a setting, leaves it open, or does not have it."""
+    extra: Any = Protocol.model_fields[name].json_schema_extra
+    found: Origin = extra["origin"]
+    return found
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,11 @@ KEYS = (
     "name",
     "part",
     "status",
+    "error",
     "config",
     "final",
     "best",
+    "privacy",
     "curve",
     "seed",
     "seconds",
@@ -159,13 +161,24 @@ def read(folder: Path, cells: Sequence[Cell], skip_others: bool = False) -> dict
     found = {}
     for path in sorted((folder / FOLDER).glob("*.json")):
         text = path.read_text(encoding="utf-8")
-        if skip_others and (path.stem not in known or difference(known[path.stem], json.loads(text)) is not None):
+        if skip_others and _is_of_another_plan(text, known.get(path.stem)):
             continue
         record = parse(text, str(path), known)
         if path.stem != record["name"]:
             raise UsageError(f"{path} holds the record of {record['name']}; rename it")
         found[record["name"]] = record
     return {name: found[name] for name in known if name in found}
+
+
+def _is_of_another_plan(text: str, cell: Cell | None) -> bool:
+    """Whether a record is of an unknown cell or of another configuration; what is no record is left to `parse`."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return False
+    if not isinstance(record, dict) or not isinstance(record.get("config"), dict):
+        return False
+    return cell is None or difference(cell, record) is not None
 
 
 def collect(source: Path, folder: Path, cells: Sequence[Cell], replace: bool = False) -> list[str]:

@@ -50,7 +50,7 @@ def run(
 
     Args:
         base: The protocol.
-        names: Parts or cells (default: all).
+        names: Parts or cells; all of them if it is empty.
         folders: Where runs and records are.
         together: Cells that share a GPU.
         jobs: Processes (default: one per core, or one on a GPU).
@@ -75,12 +75,12 @@ def run(
     while group := _next(base, names, folders, tried):
         if time_is_over():
             return False
-        by_name = {cell.config.digest(): cell for cell in group}
+        by_digest = {cell.config.digest(): cell for cell in group}
         tried |= {cell.name for cell in group}
 
-        def on_cell_event(event: Event, by_name: dict[str, Cell] = by_name) -> None:
+        def on_cell_event(event: Event, by_digest: dict[str, Cell] = by_digest) -> None:
             if event.outcome is not None:
-                _ended(by_name[event.cell.config.digest()], event.outcome, base, folders, report, together)
+                _ended(by_digest[event.cell.config.digest()], event.outcome, base, folders, report, together)
             on_event(event)
 
         cells = [grid.Cell(cell.config, {"name": cell.name}) for cell in group]

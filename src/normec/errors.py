@@ -11,7 +11,10 @@ import importlib
 import math
 from collections.abc import Callable, Iterable
 from numbers import Integral
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class UsageError(ValueError):
@@ -138,6 +141,16 @@ def below_one(**values: float) -> None:
     for name, value in values.items():
         if not _is_so(value, lambda one: 0 <= one < 1):
             raise UsageError(f"{name} must lie in [0, 1), got {_shown(value)}")
+
+
+def first_mistake(error: ValidationError, levels: int | None = None) -> str:
+    """Return the first mistake that pydantic found, in one line: the entry, the rule and the value.
+
+    `levels`: of the path to the entry, how many to show; pydantic adds the type that was tried to an entry of several.
+    """
+    first = error.errors()[0]
+    where, rule = ".".join(map(str, first["loc"][:levels])), first["msg"]
+    return f"{where}: {rule[:1].lower()}{rule[1:]}, got {first['input']!r}"
 
 
 def fraction(**values: float) -> None:

@@ -102,15 +102,19 @@ def test_noise_covers_the_whole_message(name: str, trust: Any, tmp_path: Path) -
     method, changes, _ = CASES[name]
     privacy = Privacy(sigma=2.0 * method.bound, noise="secure", trust=trust)
     federation = Hospitals(tmp_path, method, 4, privacy, POLICY, plan_changes=changes)
+    sent = 0
     while not federation.server.finished:
         for node, request in federation.server.requests().items():
             federation.ask(node, request)
         for reply in federation.round().values():
             assert len(reply.message) == method.message_length(FEATURES + 1)
+            sent += reply.message.nbytes
         federation.restart_server()
     gain = 2.0 if trust == "local" else 2.0 * np.sqrt(3)
     expected = gaussian.epsilon(float(np.sqrt(4) / gain), 1e-5)
-    found = federation.server.finish().privacy
+    run = federation.server.finish()
+    assert run.history["bytes"][-1] == sent / len(NODES)
+    found = run.privacy
     assert found is not None
     assert found.epsilon == pytest.approx(expected, rel=1e-9)
     for node in NODES:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
+import tracemalloc
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +223,21 @@ def test_a_policy_that_does_not_allow_the_terms(
     assert not (federation.home("a") / "sums").exists()
 
 
+def test_no_room_is_made_for_a_model_that_the_policy_does_not_allow(federation: SummingHospitals) -> None:
+    """A few hundred bytes of terms may name a model of 128 MiB."""
+    federation.policy("a", largest_model=100)
+    terms = federation.server.terms
+    plan = json.dumps({**json.loads(terms.plan), "parameters": 2**24})
+    large = dataclasses.replace(terms, dimension=2**24, plan=plan)
+    tracemalloc.start()
+    try:
+        assert refused(send(federation, "a", Invitation(large.canonical, 0))) == "terms"
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+    assert "largest_model = 100" in exact(federation, "a")
+
+
 def test_the_least_noise_of_a_policy_holds_in_every_round(tmp_path: Path) -> None:
     """A clean memory adds up what a record did before: Δ = 0.05, 0.09, 0.13, and the sum has the noise 0.2√2."""
     privacy = Privacy(sigma=0.2, trust="secure-sum", delta=1e-4, unit="record", record_clip="auto")
@@ -359,7 +376,7 @@ def test_old_exchanges_after_a_round_and_after_a_restart(federation: SummingHosp
 
 def test_a_request_for_a_single_message(federation: SummingHospitals) -> None:
     """Noise that suffices in a sum does not suffice in a message of its own."""
-    agreement = Agreement.read(federation.server.terms, 0, "a", ["dpsgd"])
+    agreement = Agreement.read(federation.server.terms, 0, "a", ["dpsgd"], 100)
     x = federation.server.state.run.x.numpy()
     party = Party(federation.home("a"), federation.policies["a"], federation.oracles["a"])
     answer = party.answer(to_fields(agreement.request(0, x, None)))

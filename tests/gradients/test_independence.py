@@ -437,3 +437,14 @@ def test_a_mode_that_sees_all_operations_of_a_private_run_is_refused(active: Cal
         assert train(linear(), NormEC(0.1, 0.1), **how).finished
     with torch.device("cpu"):  # a mode of torch's own
         assert train(linear(), NormEC(0.1, 0.1), privacy=CLIENT, **how).finished
+
+
+def test_an_autocast_around_a_private_run_is_refused() -> None:
+    """It would round the products by which clipped records are measured."""
+    how: dict[str, Any] = {"lr": 0.1, "rounds": 1}
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(UsageError, match="autocast is active"):
+            train(linear(), NormEC(0.1, 0.1), privacy=CLIENT, **how)
+        assert train(linear(), NormEC(0.1, 0.1), **how).finished
+    rounded = Compute(precision="bf16")
+    assert train(linear(), NormEC(0.1, 0.1), privacy=CLIENT, compute=rounded, **how).finished

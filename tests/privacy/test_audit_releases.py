@@ -218,6 +218,16 @@ def test_each_view_is_held_against_its_own_claim() -> None:
     assert audit_releases([replace(view, name="stricter", claim=2.0), view], DELTA).violated
 
 
+def test_bounds_for_another_claim_are_not_reported() -> None:
+    """The first view is refuted by rare events alone, the second looks worst to the Gaussian bound."""
+    uneven = View("uneven", *list(vars(view_of(one_sided_of_full_variance, 1)).values())[1:])
+    found = audit_releases([uneven, view_of(true_noise, 8)], DELTA)
+    assert found.violated
+    assert found.claim == 1
+    assert found.clopper_pearson > 1
+    assert (found.gaussian, found.mu) == (0, 0)
+
+
 def test_nothing_that_is_judged_was_used_to_learn() -> None:
     """A score that fits the first half perfectly and the second not at all proves nothing."""
     view = view_of(lambda rng, runs, _: true_noise(rng, runs, 1e3), 8)
@@ -231,6 +241,8 @@ def test_nonsense_is_refused(shape: tuple[int, ...]) -> None:
     view = view_of(true_noise, 8)
     with pytest.raises(UsageError, match="audit of releases needs"):
         audit_releases([View("x", np.zeros(shape), view.outside, MESSAGES, MESSAGES, 8.0)], DELTA)
+    with pytest.raises(UsageError, match="views must be"):
+        audit_releases([], DELTA)
     broken = np.full_like(view.inside, np.nan)
     with pytest.raises(UsageError, match="finite"):
         audit_releases([View("x", broken, view.outside, MESSAGES, MESSAGES, 8.0)], DELTA)

@@ -184,5 +184,5 @@ def test_multipliers_are_alike_in_a_cycle() -> None:
     by_cycle = found.multipliers(1.0, 10)
     assert np.array_equal(by_cycle, np.repeat(by_cycle[::3], 3)[:10])
     assert found.account(1.0, 1e-5).mu == pytest.approx(math.sqrt(np.sum(by_cycle[::3] ** -2.0)), rel=1e-12)
-    with pytest.raises(UsageError, match="pay singly"):
+    with pytest.raises(UsageError, match="growing sensitivity are no single event"):
         found.event(1.0, 0, 2)

@@ -429,9 +429,9 @@ def test_a_weighted_record_rule_covers_every_client(clients: list[tuple[float, i
 
 
 def test_weights_and_sizes_must_be_one_for_each_client() -> None:
-    with pytest.raises(UsageError, match="weights must be one number for each of 4 clients"):
+    with pytest.raises(UsageError, match="weights must be one number, or one for each of 4 clients"):
         Setting(4, 10, weights=(1.0, 1.0))
-    with pytest.raises(UsageError, match="records must be one number for each"):
+    with pytest.raises(UsageError, match="records must be one number, or one for each"):
         Setting(4, 10, records=(3.0, 4.0))
 
 

@@ -189,6 +189,8 @@ def test_the_heat_map_is_a_table_of_links_too(library: Path, look: Any) -> None:
     shown = link.text_content()
     page.locator("#map-metric").select_option("loss")
     assert link.text_content() != shown
+    page.locator("#map-metric").select_option("epsilon")
+    assert link.text_content() == "8"
     link.press("Enter")
     page.wait_for_selector("html[data-drawn]")
     assert page.url.endswith("/beta-0.01-lr-0.05-seed-0/report.html")

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import statistics
+import tomllib
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from normec.errors import UsageError
 from normec.experiments import compare, resolve
 from normec.privacy import gaussian
 from normec.privacy.display import shown_epsilon
-from normec.report import charts, comparison_page, document, guarantee, page, run_page
+from normec.report import charts, comparison_page, document, guarantee, page, run_page, runs_page
 from normec.report.html import data_block, e
+from normec.report.listing import Listing
 from normec.report.run_view import being_written, read_run
 from normec.settings import load
 from normec.storage.history import History
@@ -261,6 +263,38 @@ def test_what_an_observer_can_recognise_agrees_with_an_attack() -> None:
     assert guarantee.recognised([], alarms) is None
 
 
+def test_messages_beyond_the_ledger_count_like_the_one_with_the_least_noise() -> None:
+    """The noise grows by round, and clients take turns, so that the last line charges nothing."""
+    release = {"kind": "release", "count": 1, "rate": 1.0}
+    lines = [{**release, "multiplier": 2.0, "charged": 1}, {**release, "multiplier": 4.0, "charged": 0}]
+    found = guarantee.recognised(guarantee.with_beyond(lines, 3), 0.1)
+    assert found == pytest.approx(norm.cdf(norm.ppf(0.1) + math.sqrt(4) / 2.0))
+    assert guarantee.with_beyond(lines, 0) == lines
+    assert guarantee.with_beyond([{"kind": "header"}], 3) == [{"kind": "header"}]
+
+
+def test_an_epsilon_that_protects_nobody_is_called_that(tmp_path: Path) -> None:
+    bowl = Problem.from_functions([lambda x: (x**2).sum()] * 2, torch.zeros(3))
+    privacy = Privacy(sigma=0.01, trust="local", noise="exact")
+    train(bowl, DPSGD(Clip(1.0)), lr=0.1, rounds=2, privacy=privacy, out=tmp_path)
+    said = Reader((tmp_path / "report.html").read_text()).text
+    assert "ε is too large to protect anybody" in said
+
+
+def test_the_list_of_runs_rounds_epsilon_up(tmp_path: Path) -> None:
+    bowls = Problem.from_functions([lambda x: (x**2).sum()] * 2, torch.zeros(3))
+    train(bowls, DPSGD(Clip(1.0)), lr=0.1, rounds=3, seed=0, privacy=Privacy(sigma=2.5), out=tmp_path / "run")
+    (entry,) = Listing(tmp_path).changes(None)["changed"]
+    spent = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["epsilon"]
+    assert float(f"{spent:.4g}") < spent  # so rounding to the nearest number would understate it
+    assert spent <= float(entry["shown_epsilon"]) < 1.001 * spent
+
+
+def test_shared_settings_are_written_as_toml_that_reads_the_same() -> None:
+    settings = {"data": 'a\n"b"\\c', "lr": 1e-7, "top": math.inf, "rounds": 3, "private": False, "model": None}
+    assert tomllib.loads(runs_page.toml(settings)) == {k: v for k, v in settings.items() if v is not None}
+
+
 def test_the_plain_words_are_within_the_guarantee(library: Path) -> None:
     view = read_run(library / "private")
     lines, fault = guarantee.ledger_lines(view)
@@ -384,5 +418,5 @@ def test_thinning_keeps_the_ends_and_what_was_evaluated() -> None:
 
 def test_a_folder_is_shown_as_one_would_type_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_page.shown(tmp_path / "runs" / "x") == "runs/x"
-    assert run_page.shown(Path("/elsewhere/x")) == "/elsewhere/x"
+    assert run_page.shown_path(tmp_path / "runs" / "x") == "runs/x"
+    assert run_page.shown_path(Path("/elsewhere/x")) == "/elsewhere/x"

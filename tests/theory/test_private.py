@@ -129,8 +129,16 @@ def test_how_many_clients_a_promise_needs() -> None:
     assert noise == pytest.approx(10.396 / np.sqrt(300), rel=1e-3)
     assert 1.5e6 < theory.smallest_clients(dim=269_722, noise=noise) < 1.6e6
     assert 1200 < theory.smallest_clients(dim=269_722, noise=noise, trust="secure-sum") < 1300
-    with pytest.raises(UsageError, match="no number helps"):
+    with pytest.raises(UsageError, match="no number of clients helps"):
         theory.smallest_clients(dim=10, noise=1.0, R=1.0, grad0=2.0)
+
+
+def test_the_tracked_bound_with_decay_takes_one_horizon() -> None:
+    numbers = {"L": 1.0, "L_max": 1.0, "R": 1.0, "alpha": 1.0, "beta": 0.5, "gamma": 0.01, "F0": 1.0}
+    horizons = np.array([10, 20])
+    assert theory.forgetting(**numbers, rounds=horizons, decay=0.01, B=2.0).shape == (2,)
+    with pytest.raises(UsageError, match="one number of rounds, got 2"):
+        theory.forgetting(**numbers, rounds=horizons, decay=0.01, B=2.0, form="tracked")
 
 
 def test_the_balanced_choice_meets_its_closed_form() -> None:

@@ -1,6 +1,6 @@
 """The page of the claims: each claim of the paper, a verdict, the numbers that decide it, and an explanation.
 
-A claim is split into statements that numbers decide. "Almost the same" and "hardly any change" mean within `CLOSE`.
+A claim is split into statements that numbers decide. "Stable" and "as well" mean within `CLOSE`.
 """
 
 from __future__ import annotations
@@ -169,11 +169,10 @@ def lines(results: Results) -> list[str]:
         "# The claims",
         "",
         "Each claim of the paper is split into comparisons that numbers decide. *Held* means that all of them agree, "
-        "*held "
-        f'in part* that some do. "Stable" and "as well" mean within {CLOSE:g} point; "best" also means by more than '
-        "that. Accuracies are in percent on the test images. Claims 1 and 3 are about the end of runs, with mean ± "
-        "standard deviation where there are several seeds; the others are about the highest accuracy along a run, with "
-        "one seed.",
+        f'*held in part* that some do. "Stable" and "as well" mean within {CLOSE:g} point; "best" also means by more '
+        "than that. Accuracies are in percent on the test images. Claims 1 and 3 are about the end of runs, with mean "
+        "± standard deviation where there are several seeds; the others are about the highest accuracy along a run, "
+        "with one seed.",
         "",
     ]
     for number, claim in enumerate(CLAIMS, 1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from normec.experiments.export import Row, to_markdown
 
 from ..methods import DP_NORMEC, DP_NORMEC_SN, PRIVATE_METHODS, PaperMethod
@@ -10,9 +12,9 @@ from ..published import PEAK, PEAK_SN, SPREAD_BETAS
 from ..results import NOT_RUN, Results, text
 
 SAYS = {
-    "total-norm": "The formula's 7.35 is the noise's norm, √E‖z‖²",
-    "total-variance": "The formula's 7.35 is a variance, E‖z‖²",
-    PER_COORDINATE: "The formula's 7.35 is each coordinate's standard deviation",
+    "total-norm": "the noise's norm, √E‖z‖²",
+    "total-variance": "a variance, E‖z‖²",
+    PER_COORDINATE: "each coordinate's standard deviation",
 }
 
 
@@ -91,6 +93,13 @@ def epsilons(results: Results, noise: str, long: bool = True) -> str:
     )
 
 
+def _meaning(results: Results, noise: str) -> str:
+    """The reading of the formula's value s = √(K ln(1/δ))/ε, and the exact ε of its runs."""
+    base = results.base
+    size = math.sqrt(base.rounds * math.log(1 / base.delta)) / base.formula_epsilon
+    return f"The formula's {size:.3g} is {SAYS[noise]}; {epsilons(results, noise)}."
+
+
 def lines(results: Results) -> list[str]:
     base = results.base
     found = [
@@ -102,12 +111,13 @@ def lines(results: Results) -> list[str]:
         "no ε and is refused. Accuracies are the highest test accuracies along a run, in percent; for Clip21 β is the "
         "threshold τ.",
         "",
-        "**The noise comes from the paper's formula for ε = 8; no run here has this ε.** Every table states the exact "
+        f"**The noise comes from the paper's formula for ε = {base.formula_epsilon:g}; no run here has this ε.** Every "
+        "table states the exact "
         "ε of its runs. They protect nobody; they are here to be compared with the paper's figures.",
         "",
     ]
     for noise in NOISES:
-        found += [f"## Noise read as {noise}", "", f"{SAYS[noise]}; {epsilons(results, noise)}.", ""]
+        found += [f"## Noise read as {noise}", "", _meaning(results, noise), ""]
         for method in PRIVATE_METHODS:
             values = grid(results, noise, method)
             shown = [
@@ -126,11 +136,11 @@ def lines(results: Results) -> list[str]:
     found += [
         f"## Noise read as {PER_COORDINATE}",
         "",
-        f"{SAYS[PER_COORDINATE]}; {epsilons(results, PER_COORDINATE)}.",
+        _meaning(results, PER_COORDINATE),
         "",
     ]
-    hopeless = [row for row in rows(results) if row["noise"] == PER_COORDINATE]
-    shown = [[row["method"], f"{row['beta']:g}", f"{row['lr']:g}", _ended(row)] for row in hopeless]
+    own = [row for row in rows(results) if row["noise"] == PER_COORDINATE]
+    shown = [[row["method"], f"{row['beta']:g}", f"{row['lr']:g}", _ended(row)] for row in own]
     found += [*to_markdown(("method", "β", "γ", "highest accuracy"), shown), ""]
     found += ["## Runs of full length", "", *_long(results), ""]
     if results.in_full():
@@ -150,7 +160,8 @@ def _peaks(results: Results, noise: str) -> list[str]:
         ]
         for method in PRIVATE_METHODS
     ]
-    return to_markdown(("method", "paper's highest", "ours", "largest spread over γ, β ≤ 0.01"), shown)
+    spread_column = f"largest spread over γ, β ≤ {max(SPREAD_BETAS):g}"
+    return to_markdown(("method", "paper's highest", "ours", spread_column), shown)
 
 
 def _long(results: Results) -> list[str]:

@@ -38,6 +38,9 @@ def write(base: Protocol, folder: Path, pictures: bool = True) -> list[Path]:
 
     Returns:
         The files that were written.
+
+    Raises:
+        UsageError: The protocol has a β that the paper's tables do not have, or a record does not fit the plan.
     """
     unknown = set(base.betas) - {beta for entries in TABLES.values() for beta in entries}
     if unknown:
@@ -77,9 +80,8 @@ def readme(results: Results) -> list[str]:
         "",
         *claims.summary(results, f"{inner}/{claims.FILE}"),
         "",
-        'A cell that was not run is marked "not run", and a claim with missing cells is waiting. Which method is best '
-        "at "
-        "a true ε is another question, which [benchmarks/privacy](../../benchmarks/privacy/README.md) answers.",
+        'A cell that was not run is marked "not run", and a claim with missing cells is waiting. Which method is '
+        "best at a true ε is another question, which [benchmarks/privacy](../../benchmarks/privacy/README.md) answers.",
         "",
         "## Commands",
         "",

@@ -31,9 +31,8 @@ from .subsampled import LARGEST_EPSILON, Group, epsilon_pld, epsilon_rdp, interv
 __all__ = ["Account", "Event", "delta", "epsilon", "epsilon_of", "mu_for", "sigma_for"]
 
 _CHECKPOINTS = 32
-_MARGIN = (
-    1e-11  # relative; a calibrated run pays round by round, and rounding can raise its sum of μ² by less than this
-)
+# Relative: a calibrated run pays round by round, and rounding raises its sum of μ² by less than this.
+_MARGIN = 1e-11
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,14 @@ class Account:
         return account
 
     def copy(self) -> Account:
+        """An account of the same releases, to which others can be added."""
         twin = Account(self.delta)
         twin.releases, twin._square, twin._lost = self.releases, self._square, self._lost
         twin._sampled, twin._upper, twin._planned = dict(self._sampled), self._upper, self._planned
         return twin
 
     def add(self, event: Event) -> None:
+        """Count the releases of `event`."""
         self.releases += event.count
         if event.rate < 1:
             key = (event.multiplier, event.rate)

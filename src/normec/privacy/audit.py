@@ -55,7 +55,7 @@ class Audit:
     Args:
         clopper_pearson: The bound that assumes nothing of the scores.
         gaussian: The bound for Gaussian scores.
-        mu: The lower bound on μ from which `gaussian` follows.
+        mu: The lower bound on μ from which `gaussian` follows; 0 if there is none for this claim.
         delta: The δ of the guarantee, in (0, 1).
         confidence: The probability with which the larger of the two bounds holds.
         trials: The number of judged runs of each kind.
@@ -226,7 +226,7 @@ def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.99
         The bounds.
 
     Raises:
-        UsageError: A view has fewer than 48 runs of a kind, or a value that is not finite.
+        UsageError: There is no view, or one has fewer than 48 runs of a kind, or a value that is not finite.
 
     Example:
         >>> draw, zero, one = np.random.default_rng(0), np.zeros((1, 2)), np.ones((1, 2))
@@ -235,6 +235,7 @@ def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.99
         True
     """
     open_unit(delta=delta, confidence=confidence)
+    at_least(1, views=len(views))
     each = (1 + confidence) / 2
     linear: list[_Candidate] = []
     free: list[_Candidate] = []
@@ -249,10 +250,11 @@ def audit_releases(views: Sequence[View], delta: float, confidence: float = 0.99
     by_gauss = gaussian.epsilon(mu, delta)
     worst = by_mu if _reached(by_gauss, by_mu.claim) >= _reached(bound, by_events.claim) else by_events
     # A bound for another claim than the reported one is set to 0.
+    same_claim = by_mu.claim == worst.claim
     return Audit(
         clopper_pearson=bound if by_events.claim == worst.claim else 0.0,
-        gaussian=by_gauss if by_mu.claim == worst.claim else 0.0,
-        mu=mu,
+        gaussian=by_gauss if same_claim else 0.0,
+        mu=mu if same_claim else 0.0,
         delta=delta,
         confidence=confidence,
         trials=min(map(len, worst.judged)),
@@ -425,7 +427,10 @@ def clopper_pearson_judged(
 def _best_threshold(
     inside: Scores, outside: Scores, delta: float, confidence: float
 ) -> tuple[float, bool, bool, float]:
-    """The event score > threshold (of ± score, in either case) that gives the largest bound on these runs."""
+    """The event with the largest bound on these runs, as (bound, flip, swap, threshold).
+
+    It is score > threshold, or −score > threshold with `flip`; with `swap` the runs without the canary are its hits.
+    """
     best = (-math.inf, False, False, 0.0)
     for flip in (False, True):
         for swap in (False, True):

@@ -154,8 +154,9 @@ def best_coefficients(bands: int, workload: Sequence[float]) -> tuple[int, ...]:
     Example:
         >>> best_coefficients(1, [1.0] * 100)
         (16384,)
-        >>> best_coefficients(3, [1.0] * 100)
-        (11981, 9000, 6657)
+        >>> found = [kappa / ONE for kappa in best_coefficients(3, [1.0] * 100)]
+        >>> round(iterate_noise(found, [1.0] * 100), 1), iterate_noise([1.0], [1.0] * 100)
+        (19.1, 50.5)
     """
     at_least(1, bands=bands)
     used = np.asarray(workload, dtype=np.float64)

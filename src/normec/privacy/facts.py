@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import UsageError, at_least, fraction, one_of, positive
+from ..errors import UsageError, at_least, below_one, fraction, one_of, positive
 
 
 class Refused(UsageError):  # noqa: N818  (a verdict, not a crash)
@@ -50,8 +50,7 @@ class Facts:
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name} must be > 0, got {getattr(self, name)}")
         positive(beta=self.beta)
-        if not 0 <= self.decay < 1:
-            raise UsageError(f"decay must lie in [0, 1), got {self.decay}")
+        below_one(decay=self.decay)
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,8 @@ class Setting:
         start: "gradients" if the server's first estimate is computed from the clients' data without noise, and
             otherwise "public".
         local_steps: Whether a client's update comes from several steps on its own data instead of one gradient.
-        weights: The public numbers n·w_i by which the server multiplies the clients' messages, one for each client;
-            empty for equal weights.
+        weights: The public numbers n·w_i by which the server multiplies the clients' messages: one for each client, or
+            the largest alone; empty for equal weights.
         message_weights: The weight of each round's message in the last model (`algorithms.message_weights`), for
             noise_schedule="best"; None if it is not known.
         groups: The number of public groups of clients that take turns, one in each round; 1 if any client may take part
@@ -150,7 +149,9 @@ class Setting:
         one_of(("public", "gradients"), start=self.start)
         for name, given in (("weights", self.weights), ("records", self.divisors)):
             if len(given) not in (0, 1, self.clients):
-                raise UsageError(f"{name} must be one number for each of {self.clients} clients, got {len(given)}")
+                raise UsageError(
+                    f"{name} must be one number, or one for each of {self.clients} clients, got {len(given)}"
+                )
             for one in given:
                 positive(**{name: one})
         if self.dimension is not None:

@@ -2,8 +2,9 @@
 
 On disk. `NAME` holds one JSON object per line, each with `hash` = SHA-256(hash of the line before + the rest of the
 line); `NAME.head` holds the number of lines and the last hash, replaced atomically after each append. A `witness`, if
-there is one, is a copy of `NAME.head` at a path outside the file's folder, replaced last. `append` returns when all of
-them are on the disk. Only their owner can read and write new files (mode 0600).
+there is one, is a copy of `NAME.head` at a path outside the file's folder, replaced last. `append` returns when the
+line and the witness are on the disk. A power cut may bring back an older `NAME.head`, which counts fewer lines than
+there are. Only their owner can read and write new files (mode 0600).
 
 Which changes are detected when the file is opened:
 | change | detected |
@@ -88,7 +89,7 @@ def read_chain(
     """Read and verify a file without locking or changing it. Raises `LedgerDamaged`."""
     path = Path(path)
     seen = read_head(Path(witness)) if witness is not None else None
-    known = read_head(_side(path))  # read before the file, because a writer may append in between
+    known = read_head(_head_path(path))  # read before the file, because a writer may append in between
     pieces = _contents(path).split(b"\n")
     lines: list[dict[str, Any]] = []
     hashes, size = [""], 0
@@ -105,14 +106,15 @@ def read_chain(
         hashes.append(line["hash"])
         size += len(piece) + 1
     if known is None and len(lines) > 1:
-        raise LedgerDamaged(f"{_side(path)} is missing, so lines cut from {path.name} would go unnoticed")
-    for name, mark in ((_side(path).name, known), ("the checkpoint", expect), (f"the witness {witness}", seen)):
+        raise LedgerDamaged(f"{_head_path(path)} is missing, so lines cut from {path.name} would go unnoticed")
+    for name, mark in ((_head_path(path).name, known), ("the checkpoint", expect), (f"the witness {witness}", seen)):
         if mark is not None and (mark.lines > len(lines) or hashes[mark.lines] != mark.hash):
             raise LedgerDamaged(f"{path} was cut or rewritten: {name} knows of {mark.lines} lines, {len(lines)} verify")
     if witness is not None and len(lines) - (seen.lines if seen else 0) > 1:
         raise LedgerDamaged(
             f"the witness {witness} knows of {seen.lines if seen else 0} lines and {path} has {len(lines)}:"
-            f" the witness was restored or is new; if you are sure of the ledger, copy {_side(path)} to the witness"
+            " the witness was restored or is new; if you are sure of the ledger,"
+            f" copy {_head_path(path)} to the witness"
         )
     return Contents(lines, Head(len(lines), hashes[-1]), size)
 
@@ -135,7 +137,7 @@ class Chain:
             self.lines, self.head, self._size = read_chain(self.path, expect, secret, self._witness)
             os.ftruncate(self._file, self._size)
             os.fsync(self._file)
-            if self.lines and read_head(_side(self.path)) != self.head:
+            if self.lines and read_head(_head_path(self.path)) != self.head:
                 self._save_heads()  # a kill came before the head was written; lost lines would go undetected
             elif self.lines and self._witness is not None:
                 _save_head(self._witness, self.head, True)  # a kill came before the witness was written
@@ -156,7 +158,7 @@ class Chain:
         self._usable = False
         self._refuse_replaced_file()
         digest = _hash(self.head.hash, body, self._secret)
-        line = (_plain({**body, "hash": digest}) + "\n").encode()
+        line = (_json({**body, "hash": digest}) + "\n").encode()
         try:
             _write(self._file, line)
             os.fsync(self._file)
@@ -170,7 +172,7 @@ class Chain:
 
     def _save_heads(self) -> None:
         first = self.head.lines == 1  # if a power cut restores an older head, it counts too few lines, never too many
-        _save_head(_side(self.path), self.head, first)
+        _save_head(_head_path(self.path), self.head, first)
         if self._witness is not None:
             _save_head(self._witness, self.head, True)
 
@@ -216,16 +218,16 @@ class Chain:
         raise UsageError(f"{self.path} cannot be copied or sent to another process: one process spends from a ledger")
 
 
-def _side(path: Path) -> Path:
+def _head_path(path: Path) -> Path:
     return path.with_name(path.name + ".head")
 
 
-def _plain(body: dict[str, Any]) -> str:
+def _json(body: dict[str, Any]) -> str:
     return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _hash(previous: str, body: dict[str, Any], secret: bytes | None) -> str:
-    content = (previous + _plain(body)).encode()
+    content = (previous + _json(body)).encode()
     if secret is not None:
         return hmac.new(secret, content, hashlib.sha256).hexdigest()
     return hashlib.sha256(content).hexdigest()
@@ -285,7 +287,7 @@ def _save_head(path: Path, head: Head, durable: bool) -> None:
     fresh.unlink(missing_ok=True)  # left by a crash, with any mode
     file = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
     try:
-        _write(file, (_plain(head._asdict()) + "\n").encode())
+        _write(file, (_json(head._asdict()) + "\n").encode())
         os.fsync(file)
     finally:
         os.close(file)

@@ -39,17 +39,15 @@ class Keystream:
 
     def _rekey(self) -> None:
         ciphers = needed("cryptography.hazmat.primitives.ciphers", "privacy")
-        algorithm = ciphers.algorithms.ChaCha20(
-            os.urandom(32), bytes(16)
-        )  # the key is used once, so a zero nonce will do
+        nonce = bytes(16)  # a zero nonce will do, because the key is used once
+        algorithm = ciphers.algorithms.ChaCha20(os.urandom(32), nonce)
         self._stream: Any = ciphers.Cipher(algorithm, mode=None).encryptor()
         self._owner, self._used = process_identity(), 0
 
     def words(self, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
         """`count` uniform 64-bit words, each used once."""
-        if (
-            self._owner != process_identity() or self._used > 1 << 36
-        ):  # a fork would repeat its parent; the counter has 2^38 bytes
+        # A fork would repeat the words of its parent, and the counter of the cipher ends after 2^38 bytes.
+        if self._owner != process_identity() or self._used > 1 << 36:
             self._rekey()
         self._used += 8 * count
         return np.frombuffer(self._stream.update(bytes(8 * count)), dtype="<u8")

@@ -4,8 +4,8 @@ Formal guarantee. If every release waits for `spend` to return and uses the nois
 names, then at any time, over all crashes and restarts, the file contains all releases that were made, and their ε, by
 `accounting`, is within the budget.
 
-- `spend` appends and syncs first (`chain`). A run killed after that and before its release has paid for nothing:
-  over-, never under-counted.
+- `spend` appends and syncs first (`hash_chain`). A run that is killed between the payment and the release has paid for
+  nothing: releases are over-counted, never under-counted.
 - Same release, same price. With `key` the caller names a release that would come out bit for bit the same if made
   again (seeded noise, same seed, same configuration, same machine, deterministic arithmetic: hash them into the key,
   never the data). A second `spend` of that round with that key adds nothing. Without a key (secure noise is drawn

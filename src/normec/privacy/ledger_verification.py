@@ -1,12 +1,15 @@
 """Compare the ledger of a run with the spending that its checkpoint and summary state.
 
-An ε that is read from a file needs its ledger: it is shown only if the ledger exists, its hashes verify, the checkpoint
-recognises it, its releases amount to that ε, which is computed again, no line charges less or gains more from sampling
-than the statement allows, and the settings beside it have the δ, unit, relation, trust, noise and groups of the ledger.
-What the ε promises is said in the words of the statement in the ledger,
-because a summary may say anything. The checks read the folder and change nothing in it. They find damage and mistakes.
-Whoever writes a ledger can also write another one that fits together, so they are no proof against the owner of the
-run.
+An ε that is read from a file is shown only if the ledger supports it:
+
+- the ledger exists, its hashes verify, and it continues the one whose head the checkpoint holds;
+- its releases amount to that ε, which is computed again;
+- no line charges less, or gains more from sampling, than the statement allows;
+- the settings beside it have the δ, unit, relation, trust, noise and groups of the ledger.
+
+What the ε promises is said in the words of the statement in the ledger, because a summary may say anything. The checks
+read the folder and change nothing in it. They find damage and mistakes. Whoever writes a ledger can also write another
+one that fits together, so they are no proof against the owner of the run.
 
 Under local trust a party of a federation may have released more messages than the server's ledger has rounds. Their
 number follows from the records of the parties ("seats") in the server's checkpoint, which is written before a party can
@@ -67,7 +70,7 @@ def verified(folder: Path, summary: Mapping[str, Any] | None = None) -> Paid | N
     spent, head = known.get("privacy"), _head_in(checkpoint)
     path = folder / "ledger.jsonl"
     missing = read_if_present(path) is None
-    stated = isinstance(spent, Mapping) or _rows_tell(known.get("final"))
+    stated = isinstance(spent, Mapping) or _states_epsilon(known.get("final"))
     if missing and head is None and not stated:
         return None
     if missing:
@@ -169,7 +172,7 @@ def _epsilon(events: tuple[Event, ...], delta: float) -> float:
     return Account(delta, events).epsilon()
 
 
-def _rows_tell(final: object) -> bool:
+def _states_epsilon(final: object) -> bool:
     """Whether the last row of a run states an ε, which needs a ledger even if summary and checkpoint are missing."""
     return isinstance(final, Mapping) and final.get("epsilon") is not None
 
@@ -198,7 +201,7 @@ def _beyond(folder: Path, checkpoint: Mapping[str, Any], paid: int, scheduled: b
 
 
 def _beyond_in(spent: object) -> int:
-    """The same number according to a summary."""
+    """How many messages beyond the ledger a summary states; 0 if it states none, or an impossible number."""
     beyond = spent.get("beyond_ledger", 0) if isinstance(spent, Mapping) else 0
     return beyond if isinstance(beyond, int) and 0 < beyond <= MOST_BEYOND else 0
 

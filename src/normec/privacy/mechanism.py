@@ -2,8 +2,8 @@
 
     mechanism.pay(k)                      pays for one release of round k at every call; raises `BudgetSpent`
     sent = mechanism.send(messages, …)    the messages for the memories, before or after the noise
-    mechanism.outgoing(sums, share, v)    this process's part of the sum, with its part of the noise
-    mechanism.received(whole)             the sum that the server sees
+    mechanism.outgoing(sums, share, …)    this process's part of the sum, with its part of the noise
+    mechanism.received(whole, like)       the sum that the server sees
 
 Under "local" trust every message has its own noise, drawn for its client, so that the process of a client does not
 matter. If only the sum is visible, one draw of variance nσ² replaces the draws of n clients: it has the same
@@ -296,7 +296,8 @@ class Mechanism:
         """Whether messages that left with real noise of their own are added up as integers.
 
         Their sum is then the same in any order. A sum of floats would show the order in which an engine takes the
-        clients, which follows from their numbers of records. These are public where records are protected.
+        clients, which follows from their numbers of records. Where records are protected, these numbers are public, and
+        floats are added up.
         """
         local = self.privacy.trust == "local" and self.privacy.unit == "client"
         return local and isinstance(self._source, GridNoise)

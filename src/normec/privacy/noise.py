@@ -30,7 +30,7 @@ Shape = int | tuple[int, ...] | torch.Size
 
 
 class NoiseSource(Protocol):
-    """Independent Gaussians of standard deviation `sigma` per coordinate."""
+    """A source of independent Gaussians with standard deviation `sigma` per coordinate."""
 
     def draw(
         self,
@@ -75,7 +75,7 @@ class SeededNoise:
     ) -> Tensor:
         positive(sigma=sigma)
         if not path:
-            raise UsageError("seeded noise needs a path, e.g. ('round', 7): two draws of one name are the same noise")
+            raise UsageError("seeded noise needs a path, e.g. ('round', 7): two draws with one path are the same noise")
         size = _size(shape)
         digest = hashlib.sha256(json.dumps([self.seed, *path]).encode()).digest()
         if torch.device(device).type == "cpu":
@@ -178,13 +178,13 @@ def privatise(message: Tensor, sigma: float, source: NoiseSource, *path: int | s
     """What is sent in place of a message: each row within `bound`, plus noise of `sigma` per coordinate.
 
     Formal guarantee: a Gaussian release of multiplier σ/Δ with Δ from `rules`. On the grid this holds bit for bit
-    (`grid`).
+    (`rounding_grid`).
 
     Args:
         message: The message, or rows of messages, ``[..., d]``.
         sigma: The standard deviation of the noise, per coordinate.
         source: The source of the noise.
-        path: The name of the draw, such as ``"round", 7``; only seeded noise uses it. Two draws with the same name are
+        path: The path of the draw, such as ``"round", 7``; only seeded noise uses it. Two draws with the same path are
             the same noise.
         bound: The largest norm of a message; longer ones are scaled down.
 
@@ -218,7 +218,7 @@ def privatise_sum(messages: Tensor, sigma: float, source: NoiseSource, *path: in
         messages: The messages, ``[n, d]``.
         sigma: The standard deviation of the noise, per coordinate.
         source: The source of the noise.
-        path: The name of the draw, such as ``"round", 7``; only seeded noise uses it. Two draws with the same name are
+        path: The path of the draw, such as ``"round", 7``; only seeded noise uses it. Two draws with the same path are
             the same noise.
         bound: The largest norm of a message; longer ones are scaled down.
 

@@ -68,8 +68,8 @@ def checked(schedule: NoiseSchedule) -> str | Callable[[int], float]:
         except (TypeError, ValueError):
             raise UsageError(f"noise_schedule must be {_FORMS}, got {schedule!r}") from None
     if schedule not in (CONSTANT, BEST):
-        shape, colon, ratio = schedule.partition(":")
-        _positive(_numbers(ratio if colon and shape in _SHAPES else schedule, schedule))
+        shape, _, ratio = schedule.partition(":")
+        _refuse_out_of_range([_ratio(ratio, schedule)] if shape in _SHAPES else _numbers(schedule))
     return schedule
 
 
@@ -121,10 +121,10 @@ def relative_noise(
         found = [math.sqrt(delta / abs(weight)) for delta, weight in zip(sensitivities, weights, strict=True)]
     else:
         shape, colon, ratio = text.partition(":")
-        found = _shape(shape, float(ratio), rounds) if colon else _numbers(text, text)
+        found = _shape(shape, _ratio(ratio, text), rounds) if colon else _numbers(text)
     if len(found) != rounds:
         raise UsageError(f"noise_schedule has {len(found)} numbers, and the run has {rounds} rounds; give one for each")
-    _positive(found)
+    _refuse_out_of_range(found)
     if max(found) > WIDEST * min(found):
         raise UsageError(
             f"noise_schedule asks for noise that differs by a factor of {max(found) / min(found):.3g} between two "
@@ -160,14 +160,26 @@ def _precise_mean(values: Sequence[float]) -> float:
     return math.sqrt(len(values) / math.fsum(value**-2.0 for value in values))
 
 
-def _numbers(text: str, schedule: str) -> list[float]:
+def _numbers(schedule: str) -> list[float]:
+    """The numbers that a text consists of."""
     try:
-        return [float(word) for word in text.split()] or [float("nan")]
+        found = [float(word) for word in schedule.split()]
+    except ValueError:
+        found = []
+    if not found:
+        raise UsageError(f"noise_schedule must be {_FORMS}, got {schedule[:64]!r}")
+    return found
+
+
+def _ratio(text: str, schedule: str) -> float:
+    """R of "linear:R" and "exponential:R"."""
+    try:
+        return float(text)
     except ValueError:
         raise UsageError(f"noise_schedule must be {_FORMS}, got {schedule[:64]!r}") from None
 
 
-def _positive(values: Sequence[float]) -> None:
+def _refuse_out_of_range(values: Sequence[float]) -> None:
     for value in values:
-        if not (math.isfinite(value) and 1e-100 < value < 1e100):
-            raise UsageError(f"the numbers of noise_schedule must be > 0 and finite, got {value:g}")
+        if not 1e-100 < value < 1e100:
+            raise UsageError(f"the numbers of noise_schedule must be > 0, from 1e-100 to 1e100, got {value:g}")

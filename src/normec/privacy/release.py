@@ -5,9 +5,10 @@
 and where a sum is seen to the weighted message (rule W); with equal weights they are the same. The observer named by
 `trust` faces σ·gain (secure sum: √honest, central: √n, local: 1), so round k has the noise multiplier
 
-    z_k = gain · σ_k / (Δ_k + surcharge·σ_k),    where Δ_k + surcharge·σ_k is at most 2·bound·heaviest,
+    z_k = gain · σ_k / (min(cap, Δ_k + surcharge·σ_k) + row_surcharge·σ_k),
 
-with σ_k = σ, or σ_k = σ s_k under a noise schedule s (`noise_schedule`).
+where cap is the largest Δ that the bound of the messages allows (`record_sensitivity.Sensitivity`; infinite with rule
+C1), and σ_k = σ, or σ_k = σ s_k under a noise schedule s (`noise_schedule`).
 
 If G groups of clients take turns (rule P1), a client takes part at most once in each cycle of G rounds. The account is
 then that of one release in each cycle, and Δ_k that of the client's turn number ⌊k/G⌋.
@@ -96,7 +97,9 @@ class Release:
 
     def _check_scheduled(self, rounds: int) -> None:
         if self.schedule is not None and rounds > len(self.schedule):
-            raise UsageError(f"the noise is scheduled for {len(self.schedule)} rounds, and this would be one more")
+            raise UsageError(
+                f"the noise is scheduled for {len(self.schedule)} rounds, got round number {rounds}; schedule it too"
+            )
 
     def event(self, sigma: float, round: int = 0, count: int = 1) -> Event:
         """The ledger's event for `count` rounds from `round` on.
@@ -113,7 +116,7 @@ class Release:
             return Event(float(self.multipliers(sigma, 1, round)[0]), self.rate)
         if self.groups > 1 and count > 1:
             raise UsageError(
-                f"{count} rounds of several turns with growing sensitivity are no single event; pay singly"
+                f"{count} rounds of several turns with growing sensitivity are no single event; pay for each of them"
             )
         if self.schedule is not None and self.rate < 1:
             raise UsageError(f"{count} sampled rounds with different noise are no single event; pay for each of them")

@@ -5,7 +5,7 @@ unit; hockey-stick divergences are jointly convex, so a bound for fixed coins ho
 observer has seen so far, the models x⁰..x^k are fixed, hence the other clients' clean messages are, and round k
 shows the observer a Gaussian whose mean depends on the unit by a vector of length at most Δ_k: adaptive composition
 of Gaussians. The protected client's own memory g_i is a function of its data and of past observations; it is
-never shown, and β plays no role.
+never shown. The step β of the memory matters in R4 alone, and there only where the memory holds what no noise covers.
 
 R1 client, replace: both messages lie in the ball of radius b, Δ = 2b.  R2 client, zero-out: one of them is 0, Δ = b.
 R3 record without a clip per record: one record can reverse the normalised vector, Δ = 2b in both relations.

@@ -46,7 +46,7 @@ _NUMBERS = ("epsilon", "delta", "sampling", "sigma", "record_clip")
 
 
 def default_memory(unit: str, trust: str) -> Memory:
-    """What memories take where nothing is said: what makes the noise of the statement smallest."""
+    """The default of `Privacy.memory`: the choice with which the statement needs the least noise."""
     return "noisy" if (unit, trust) == ("record", "local") else "clean"
 
 
@@ -256,7 +256,7 @@ class Privacy:
         return self.record_clip_by == "layer"
 
     def to_dict(self) -> dict[str, Any]:
-        """The statement in plain values; runs and ledgers are known by it, so that what is not used is left out."""
+        """The statement in plain values, by which runs and ledgers are identified; unused settings are left out."""
         stated = dataclasses.asdict(self)
         if not self.by_layer:
             del stated["record_clip_by"]

@@ -139,12 +139,11 @@ def epsilon_pld(groups: Sequence[Group], mu: float, delta: float, step: float) -
 
     It is an upper bound, and infinite if rounding errors could reach half of `delta` (see the module docstring).
     """
-    log_tail = min(
-        -50.0, math.log(delta) - 31.0
-    )  # truncated tails count as infinite loss; 2^24 of them are still < δ/1e6
-    parts = [(group.multiplier, group.rate, group.releases) for group in groups] + (
-        [(1 / mu, 1.0, 1)] if mu > 0 else []
-    )
+    # Truncated tails count as infinite loss; 2^24 of them are still < δ/1e6.
+    log_tail = min(-50.0, math.log(delta) - 31.0)
+    parts = [(group.multiplier, group.rate, group.releases) for group in groups]
+    if mu > 0:
+        parts.append((1 / mu, 1.0, 1))
     composed: Any = None
     error = 0.0
     try:

@@ -50,6 +50,7 @@ class Cell:
         return max(values) if metric.column == "epsilon" else statistics.fmean(values)
 
     def spread(self, metric: Metric) -> float | None:
+        """The standard deviation over the seeds; None for fewer than two values."""
         values = self.values(metric)
         return statistics.stdev(values) if len(values) > 1 else None
 
@@ -98,6 +99,7 @@ def measured(cells: Sequence[Cell]) -> list[Metric]:
 
 
 def best(cells: Sequence[Cell], metric: Metric) -> Cell | None:
+    """The cell with the best mean; None if no cell has one."""
     known = [cell for cell in cells if cell.mean(metric) is not None]
     if not known:
         return None

@@ -18,7 +18,7 @@ MOST_ROWS = 1200
 
 @dataclass(frozen=True)
 class Chart:
-    """One chart: its columns with their names, and horizontal reference lines."""
+    """One chart: its columns with their labels, its vertical axis, and a remark about what it shows."""
 
     key: str
     title: str

@@ -16,7 +16,7 @@ from . import formatting, runs_page, schema
 from .document import Section, copyable
 from .html import Html, e, join, table
 from .result_metrics import BY_COLUMN, IN_ORDER, METRICS, Metric, values_of
-from .run_page import shown
+from .run_page import shown_path
 from .run_view import MOST_BYTES, RunView, read_runs, trusted_run
 
 FILE = "comparison.json"
@@ -32,9 +32,8 @@ def render(folder: Path, served: str | None = None, link: Any = None) -> str:
         if row.get("folder") is None:
             notes.append(f"{row['method']}: every step size diverged")
             continue
-        place = folder / Path(row["folder"]).name
         try:
-            views[row["method"]] = trusted_run(place)
+            views[row["method"]] = trusted_run(folder / Path(row["folder"]).name)
         except UsageError as error:
             notes.append(f"{row['method']}: {error}")
     if not views:
@@ -175,7 +174,7 @@ def _rerun(folder: Path, rows: list[dict[str, Any]], by: str) -> Html:
     command += ["--by", by] if by != "loss" else []
     seeds = max(row.get("seeds", 1) for row in rows)
     command += ["--seeds", str(seeds)] if seeds > 1 else []
-    command += ["--out", f"{shown(folder)}-again"]
+    command += ["--out", f"{shown_path(folder)}-again"]
     return join(
         e("p", "Save what all methods share as shared.toml:"),
         copyable(runs_page.toml(shared), "shared.toml"),

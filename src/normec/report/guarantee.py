@@ -157,6 +157,15 @@ def recognised(lines: Lines, false_alarms: float) -> float | None:
     return normal.cdf(normal.inv_cdf(false_alarms) + mu)
 
 
+def with_beyond(lines: Lines, beyond: int) -> Lines:
+    """The lines of a ledger and `beyond` releases that are not in it, counted like the one with the least noise."""
+    releases = [line for line in lines if line.get("kind") == "release"]
+    if not beyond or not releases:
+        return lines
+    least = min(releases, key=lambda line: float(line["multiplier"]))
+    return [*lines, {**least, "count": beyond, "charged": beyond}]
+
+
 def _charged(line: dict[str, Any]) -> int:
     """How many releases a line charges: fewer than it pays for if groups of clients take turns."""
     charged: int = line.get("charged", line["count"])
@@ -181,14 +190,14 @@ def _unprotected() -> Html:
 def _statement(view: RunView, lines: Lines, chart: Html) -> Html:
     terms, spent = view.terms, promised(view)
     stated = _parts(str(spent.get("statement", "")))
-    counted = lines
-    if beyond := _beyond(view, lines):  # as if the last release had been made again
-        counted = [*lines, {**lines[-1], "count": beyond}]
     rows: list[tuple[str, Any]] = [
         ("Protected", stated.get("Protected") or f"each {terms.get('unit', 'client')}"),
         ("Against", stated.get("Against") or WATCHERS.get(str(terms.get("trust")), "")),
         ("Strength", _strength(view)),
-        ("In plain words", _plain_words(view, counted) if view.distrust is None else ""),
+        (
+            "In plain words",
+            _plain_words(view, with_beyond(lines, _beyond(view, lines))) if view.distrust is None else "",
+        ),
         ("Noise", _noise(view, lines)),
     ]
     gaps = [e("li", formatting.sentence(str(gap))) for gap in spent.get("not_covered", [])]
@@ -222,12 +231,12 @@ def _plain_words(view: RunView, lines: Lines) -> str:
     if one is None or many is None or inexact:
         if view.epsilon is None:
             return ""
-        factor = "beyond all use"
-        if view.epsilon < 500:
-            factor = formatting.number(float(shown_epsilon(math.exp(view.epsilon), 3)), 3)  # rounded up
+        if view.epsilon >= 500:
+            return f"What is seen may reveal everything about one {unit}: ε is too large to protect anybody."
+        factor = formatting.number(float(shown_epsilon(math.exp(view.epsilon), 3)), 3)  # rounded up
         return (
             f"Whatever is seen, the odds that it gives about one {unit} change by a factor of at most {factor}, "
-            f"but for a chance of {_power(terms.get('delta'))}."
+            f"except with a probability of {_power(terms.get('delta'))}."
         )
     if terms.get("relation") == "replace":
         guess, wrong, right = f"which of two data sets one {unit} holds", "who hold the one", "who hold the other"

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..errors import UsageError
+from ..privacy.display import shown_epsilon
 from ..storage.history import STARTED_BY
 from ..storage.tags import FILE as TAGS
 from .charts import thinned
@@ -138,6 +139,7 @@ def _facts(view: RunView) -> dict[str, Any]:
         "round": view.round,
         "rounds": view.rounds,
         "epsilon": view.epsilon if view.private else None,
+        "shown_epsilon": shown_epsilon(view.epsilon) if view.private else "∞",
         "private": view.private,
         "simulation": view.simulation,
         "accuracy": view.final.get("accuracy"),
@@ -155,7 +157,7 @@ def _settings(view: RunView) -> dict[str, Any]:
 
 
 def _started(folder: Path) -> int | None:
-    """When the settings of a run were written, in milliseconds since 1970."""
+    """When the settings of a run, or else its rows or its summary, were written, in milliseconds since 1970."""
     for part in PARTS:
         try:
             return (folder / part).stat().st_mtime_ns // 10**6

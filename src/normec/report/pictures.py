@@ -65,12 +65,15 @@ def measured(histories: Sequence[History], panels: Sequence[Panel] = PANELS) -> 
 
 
 def history_figure(history: History, path: str | Path | None = None, columns: Sequence[str] | None = None) -> Any:
-    """Draw the history of one run, one panel per column, and return the matplotlib figure.
+    """Draw the history of one run, one panel per column.
 
     Args:
         history: The rows of the run.
         path: Where to save the figure (default: nowhere).
         columns: The columns to draw (default: all results that were measured).
+
+    Returns:
+        The matplotlib figure.
 
     Raises:
         UsageError: matplotlib is missing, or the history has no such column.
@@ -102,7 +105,7 @@ def curves(
     """Draw one line per name in each panel that has data, and return the matplotlib figure.
 
     Several histories under one name are seeds: the line is their mean, the band around it one standard deviation
-    either way ("deviation") or from the least to the greatest ("range").
+    either way ("deviation"), or from the least to the greatest ("range"); with "none" there is no band.
     """
     one_of(get_args(Spread), spread=spread)
     seeds = {name: [held] if isinstance(held, History) else list(held) for name, held in histories.items()}
@@ -148,9 +151,10 @@ def heatmap(
     best: Literal["max", "min"] | None = None,
     missing: str = "–",
 ) -> None:
-    """Values in their cells, rows from the top; several tables stand side by side on one scale of colours.
+    """Draw tables of values as heat maps, side by side on one scale of colours; rows run from the top.
 
-    `tables`: one a title ("" for none). `best` frames the winner of each; None and NaN are grey and say `missing`.
+    `tables` are given by title ("" for none). `best` frames the best value of each; None and NaN are grey cells that
+    say `missing`.
     """
     import numpy as np
     from matplotlib.colors import LogNorm, Normalize
@@ -188,7 +192,7 @@ def paint(
     missing: str = "–",
     colours: str = "cividis",
 ) -> Any:
-    """One table of a heat map on its axis, each value printed in its cell; returns what a colour bar wants."""
+    """Draw one table of a heat map, each value printed in its cell; returns the image, for a colour bar."""
     import numpy as np
     from matplotlib.patches import Rectangle
 
@@ -205,8 +209,8 @@ def paint(
         weight = "bold" if (i, j) == winner else "normal"
         axis.text(j, i, text, ha="center", va="center", color=ink, fontsize=8, fontweight=weight)
     if winner is not None:
-        place = (winner[1] - 0.47, winner[0] - 0.47)
-        axis.add_patch(Rectangle(place, 0.94, 0.94, fill=False, edgecolor="#D55E00", linewidth=2))
+        corner = (winner[1] - 0.47, winner[0] - 0.47)
+        axis.add_patch(Rectangle(corner, 0.94, 0.94, fill=False, edgecolor="#D55E00", linewidth=2))
     axis.set_xticks(range(len(columns)), [_name(value) for value in columns])
     axis.set_yticks(range(len(rows)), [_name(value) for value in rows])
     axis.spines[:].set_visible(False)
@@ -221,7 +225,7 @@ def lines(
     y_label: str,
     title: str = "",
 ) -> None:
-    """One panel on logarithmic axes, one line a series."""
+    """Draw one panel on logarithmic axes, with one line per series."""
     with figure(path, 1, 4.2) as (sheet, (axis,)):
         for position, (name, (xs, ys)) in enumerate(series.items()):
             axis.plot(

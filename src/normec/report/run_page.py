@@ -18,22 +18,26 @@ from .html import Html, e, join, table
 from .run_view import STATUS, RunView
 
 NOT_SHOWN = ("data_dir", "checkpoint_seconds")
-# What the first sentence tells, by preference.
+# The headline has the first of these that was measured.
 RESULTS = ("accuracy", "validation_accuracy", "test_loss", "grad_norm", "loss")
 # Settings besides the method's own that are shown at the top of the page where they are used.
 TUNED = (
-    *("lr_schedule", "server_optimizer", "averaging", "warmup", "batch_size", "batch_rate", "sample_rate"),
-    *(
-        "sample_count",
-        "groups",
-        "noise_bands",
-        "local_steps",
-        "local_epochs",
-        "local_lr",
-        "local_optimizer",
-        "local_momentum",
-        "prox",
-    ),
+    "lr_schedule",
+    "server_optimizer",
+    "averaging",
+    "warmup",
+    "batch_size",
+    "batch_rate",
+    "sample_rate",
+    "sample_count",
+    "groups",
+    "noise_bands",
+    "local_steps",
+    "local_epochs",
+    "local_lr",
+    "local_optimizer",
+    "local_momentum",
+    "prox",
 )
 OF_THE_RECORDS = ("data", "value at the start")  # of a checkpoint's identity: functions of the clients' records
 PARTS = {
@@ -93,7 +97,7 @@ def headline(view: RunView) -> str:
     method, protected = formatting.method(view.method), guarantee.phrase(view)
     final, k, of = view.final, view.round, view.rounds
     if view.status in ("diverged", "failed"):
-        why = str(view.summary.get("error") or "it left no word of why")
+        why = str(view.summary.get("error") or "no reason was recorded")
         return formatting.sentence(f"{method} {STATUS[view.status]}: {why}")
     reached = _reached(final, view.uncovered)
     if view.status == "training":
@@ -143,7 +147,7 @@ def what(view: RunView) -> str:
 
 
 def _settings(view: RunView) -> Html:
-    """The settings that one tunes: the method's own, the step size, and how much a client computes."""
+    """The settings that are usually tuned: the method's own, the step size, and `TUNED`."""
     tuned = {**view.method_settings, "lr": view.lr if view.lr is not None else "of the method"}
     tuned |= {name: view.settings[name] for name in TUNED if view.settings.get(name) not in (None, 0, False)}
     pairs = [e("div", e("dt", formatting.setting(name)), e("dd", _value(value))) for name, value in tuned.items()]
@@ -279,7 +283,7 @@ def _profile(view: RunView, *, linked: bool) -> Html | None:
         return None
     first, last = held["first_round"], held["first_round"] + held["rounds"] - 1
     rounds = f"Round {first}" if last == first else f"Rounds {first} to {last}"
-    trace = e("a", TRACE, href=TRACE) if linked else e("code", f"{shown(view.folder)}/{TRACE}")
+    trace = e("a", TRACE, href=TRACE) if linked else e("code", f"{shown_path(view.folder)}/{TRACE}")
     text = f"{rounds}, {_ms(held['ms_per_round'])} each with the profiler, which slows small operations down. "
     on_device = any(part["device_ms"] for part in held["parts"])
     operations = e(
@@ -339,7 +343,7 @@ def _configuration(view: RunView) -> Html:
 def _identity(view: RunView) -> Html | None:
     hidden = OF_THE_RECORDS if view.private else ()
     rows = [[e("code", key), e("code", _toml(value))] for key, value in view.identity.items() if key not in hidden]
-    return table(("part of the plan", "value"), rows, aria_label="The plan") if rows else None
+    return table(("name", "value"), rows, aria_label="What identifies the run") if rows else None
 
 
 def _toml(value: object) -> str:
@@ -347,12 +351,10 @@ def _toml(value: object) -> str:
 
 
 def _rerun(view: RunView) -> Html:
-    where = shown(view.folder)
+    where = shown_path(view.folder)
     if not view.settings or STARTED_BY in view.settings:
-        text = (
-            "The run was started from Python: call normec.train as before. With out= this folder, it goes on where it "
-        )
-        return e("p", text + "stopped.")
+        text = "The run was started from Python: call normec.train as before. With out= this folder, it continues."
+        return e("p", text)
     if view.identity.get("parties"):
         return _rerun_federation(where, view.status)
     again = shlex.join(["normec", "train", f"{where}/config.toml", "--out", f"{where}-again"])
@@ -386,11 +388,11 @@ def _rerun_federation(where: str, status: str) -> Html:
 
 
 def _flower_command(out: str) -> str:
-    """The command that starts a run in the folder `out`, whose name may be anybody's."""
+    """The command that starts a run in the folder `out`, whose name is quoted for the shell and for TOML."""
     return shlex.join(["flwr", "run", ".", "-c", f"out={json.dumps(out, ensure_ascii=False)}"])
 
 
-def shown(folder: Path) -> str:
+def shown_path(folder: Path) -> str:
     """A folder relative to the working directory."""
     resolved, here = folder.resolve(), Path.cwd()
     return os.path.relpath(resolved, here) if resolved.is_relative_to(here) else str(resolved)

@@ -61,7 +61,7 @@ class RunView:
     identity: dict[str, Any] = field(default_factory=dict)
     checkpoint: dict[str, Any] = field(default_factory=dict)
     paid: float = 0.0
-    released: int = 0  # messages of one client behind `paid`; 0 where nobody counted them
+    released: int = 0  # the messages of one client that `paid` covers; 0 where they were not counted
     statement: Privacy | None = None  # that of the ledger, once it is verified
     clients: dict[str, Any] | None = None
     profile: dict[str, Any] | None = None  # where the time of some rounds went
@@ -236,7 +236,7 @@ def _count_parties(view: RunView) -> None:
     """Count the messages that a party of a running federation may have released beyond the server's ledger."""
     from ..privacy.ledger_verification import verified
 
-    with suppress(UsageError):  # written to in this moment; the next look finds it whole
+    with suppress(UsageError):  # the ledger may be half-written now; the next request finds it whole
         known = verified(view.folder)
         if known is not None:
             view.paid, view.released = max(view.paid, known.epsilon), known.releases

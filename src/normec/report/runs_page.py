@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from . import charts, formatting, guarantee
 from .document import Section, copyable, document, notes_of, pill, tag_mark
 from .html import Html, e, join, table
 from .result_metrics import BY_COLUMN, IN_ORDER, Metric
-from .run_page import axis_choice, references_of, shown
+from .run_page import axis_choice, references_of, shown_path
 from .run_view import RunView
 
 BETTER = (
@@ -254,15 +255,12 @@ def configuration(named: Sequence[tuple[str, RunView]]) -> Html:
 
 
 def toml(settings: dict[str, Any]) -> str:
-    """Flat settings as TOML."""
-    lines = []
-    for key, value in settings.items():
-        text = str(value).lower() if isinstance(value, bool) else repr(value)
-        if isinstance(value, str):
-            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-            text = f'"{escaped}"'
-        lines.append(f"{key} = {text}")
-    return "\n".join(lines)
+    """Flat settings as TOML, whose texts are written as in JSON; a setting that is None is left out."""
+    known = {key: value for key, value in settings.items() if value is not None}
+    return "\n".join(
+        f"{key} = {repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in known.items()
+    )
 
 
 def _references(views: dict[str, RunView]) -> dict[str, list[dict[str, Any]]]:
@@ -282,5 +280,5 @@ def link_to(folder: Path, page: Path) -> str:
 
 
 def many_command(folders: Sequence[Path], out: Path) -> Html:
-    command = shlex.join(["normec", "report", *map(shown, folders), "--out", shown(out)])
+    command = shlex.join(["normec", "report", *map(shown_path, folders), "--out", shown_path(out)])
     return join(e("p", "To put this page together again:"), copyable(command, "the command"))

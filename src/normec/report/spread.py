@@ -26,7 +26,8 @@ class Band:
 def over_seeds(histories: Sequence[History], column: str, spread: Spread = "range") -> Band:
     """A column's mean over the histories that have it, in the rounds that all of those measured.
 
-    The band is one standard deviation either way ("deviation"), or from the least to the greatest ("range").
+    The band is one standard deviation either way ("deviation"), from the least to the greatest ("range"), or the mean
+    itself ("none").
     """
     held = [dict(zip(one.rounds(column), one[column], strict=True)) for one in histories if one[column]]
     rounds = sorted(set.intersection(*(set(one) for one in held))) if held else []

@@ -15,8 +15,7 @@ from .cells import ENDED, Cell, best, grouped, measured, order, shown, varied
 from .document import Section, cards, copyable, document, notes_of, pill
 from .html import Html, e, join, table
 from .result_metrics import BY_COLUMN, Metric
-from .run_page import axis_choice
-from .run_page import shown as place
+from .run_page import axis_choice, shown_path
 from .run_view import MOST_BYTES, RunView, is_run, read_runs
 
 DRAWN = 4
@@ -130,6 +129,7 @@ def _cell(
         "status": cell.status,
         "href": to(cell.runs[0].folder),
         "values": {m.column: [cell.mean(m), cell.spread(m)] for m in metrics if cell.mean(m) is not None},
+        "shown_epsilon": shown(cell, BY_COLUMN["epsilon"]),
         "columns": {name: values for name, values in columns.items() if name.partition(".")[0] in kept},
     }
 
@@ -150,7 +150,7 @@ def _map(names: Sequence[str], metrics: Sequence[Metric], by: Metric | None) -> 
         e(
             "figure",
             e("div", class_="plot tall", id="heat-map", role="img", aria_label="Heat map"),
-            e("figcaption", f"{framed}A cell opens its run; with several seeds, that of the first.", class_="quiet"),
+            e("figcaption", f"{framed}Click a cell to open its run, or the first of its seeds.", class_="quiet"),
             class_="chart",
         ),
         e("details", e("summary", "The same as a table, with links"), e("div", id="heat-table")),
@@ -243,7 +243,7 @@ def _configuration(folder: Path, views: Sequence[RunView]) -> Html:
 
 
 def _rerun(folder: Path) -> Html:
-    where = place(folder)
+    where = shown_path(folder)
     again = shlex.join(["normec", "sweep", f"{where}/sweep.toml", "--out", f"{where}-again"])
     on = shlex.join(["normec", "sweep", f"{where}/sweep.toml", "--out", where])
     return join(

@@ -12,7 +12,7 @@ from ..system.files import read_json
 from . import formatting, schema
 from .document import Section, cards, copyable, document, notes_of
 from .html import Html, e, join, table
-from .run_page import shown
+from .run_page import shown_path
 from .run_view import MOST_BYTES
 
 FILE = "theory.json"
@@ -119,4 +119,4 @@ def _table(checks: list[dict[str, Any]]) -> Html:
 
 
 def _rerun(folder: Path) -> Html:
-    return copyable(shlex.join(["normec", "theory", "verify", "--out", shown(folder)]), "the command")
+    return copyable(shlex.join(["normec", "theory", "verify", "--out", shown_path(folder)]), "the command")

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..algorithms.catalogue import is_own
-from ..errors import UsageError, nearest
+from ..errors import UsageError, first_mistake, nearest
 from ..system.files import read_toml
 from .assignments import format_assignments, parse_assignments
 from .config import RunConfig
@@ -55,5 +55,4 @@ def make(settings: Mapping[str, Any]) -> RunConfig:
         checked = RunConfig.model_validate({**usual_settings(settings), **settings})
         return RunConfig.model_construct(_fields_set=set(settings), **dict(checked))
     except ValidationError as error:
-        first = error.errors()[0]
-        raise UsageError(f"{first['loc'][0]}: {first['msg'].lower()}, got {first['input']!r}") from None
+        raise UsageError(first_mistake(error, levels=1)) from None

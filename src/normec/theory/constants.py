@@ -16,14 +16,14 @@ from .argument_checks import Array
 
 @dataclass(frozen=True)
 class Constants:
-    """A problem in the theorems' eyes.
+    """The numbers of a problem that the theorems use.
 
     Args:
         L_i: The smoothness of each f_i, ``[n]``.
         L: The smoothness of f.
         F0: f(x⁰) − f_inf.
         grad0: ‖∇f(x⁰)‖.
-        grad_max: max_i ‖∇f_i(x⁰)‖, the start error of a memory that starts at zero.
+        grad_max: max_i ‖∇f_i(x⁰)‖, the error at the start of a memory that starts at zero.
         dim: The dimension of x.
         clients: The number of clients n.
         grad_bound: B ≥ ‖∇f_i(x)‖ for all x and i; infinite if there is none.
@@ -39,8 +39,8 @@ class Constants:
     L_i: Array
     L: float
     F0: float
-    grad0: float  # ‖∇f(x⁰)‖
-    grad_max: float  # max_i ‖∇f_i(x⁰)‖, the initial error of a memory that starts at zero
+    grad0: float
+    grad_max: float
     dim: int
     clients: int
     grad_bound: float = np.inf

@@ -102,9 +102,9 @@ def forgetting(
     """F0/(γ(K+1)) + 2W_λ + Lγ/2 + 2βσ√(d/n)·√((1−(1−λ)^{2(T0+K+1)})/(λ(2−λ))) + 2‖ĝ⁰−mean g_i⁰‖ min(1, 1/(λ(K+1))).
 
     W_λ = R − βR/(α+R) + λ(B−R), for β ≤ (1−λ)α, γ ≤ `gamma_max`, R ≥ max‖∇f_i(x⁰) − g_i⁰‖ and B ≥ ‖∇f_i(x^k)‖ for
-    all i and k ≤ K (a bound on gradients, or `gradient_bound`). λ = 0 is Theorem 2, "sharper" in W. Bound on
-    min_k E‖∇f(x^k)‖. form = "tracked" takes the recursion of `memory.memory_errors` with constant B for W_λ and asks
-    neither for β ≤ (1−λ)α nor for a step size (`rounds` one number then).
+    all i and k ≤ K (a bound on gradients, or `gradient_bound`). It bounds min_k E‖∇f(x^k)‖; λ = 0 is Theorem 2 with the
+    W of its form "sharper". The form "tracked" takes the recursion of `memory.memory_errors` with constant B for W_λ;
+    it needs neither β ≤ (1−λ)α nor γ ≤ `gamma_max`, and takes one number of `rounds`.
 
     Args:
         L: The smoothness of f.
@@ -142,6 +142,8 @@ def forgetting(
     whole(1, rounds=rounds, dim=dim, clients=clients)
     whole(0, warmup=warmup)
     if form == "tracked":
+        if np.ndim(rounds):
+            raise UsageError(f"the form 'tracked' takes one number of rounds, got {np.size(rounds)}; call it for each")
         drift = np.asarray(gamma) * L_max
         horizon = int(np.asarray(rounds))
         middle = memory.mean_error(R0=R, alpha=alpha, beta=beta, drift=drift, rounds=horizon, decay=decay, B=B)
@@ -174,7 +176,8 @@ class Balanced(NamedTuple):
 def best_decay(*, gamma: Numbers, L_max: Numbers, B: Numbers) -> Value:
     """λ* = γL_max/B: minimises the noise of the smallest admissible β, ∝ (λB + γL_max)/√λ.
 
-    λB is what forgetting moves in a round, γL_max what the model's step moves: λ* makes them equal.
+    In a round, forgetting moves a memory by at most λB, and the model's step moves a gradient by at most γL_max: λ*
+    makes the two equal.
 
     Args:
         gamma: The step size γ.
@@ -198,7 +201,8 @@ def best_decay(*, gamma: Numbers, L_max: Numbers, B: Numbers) -> Value:
 def balanced(*, L: float, L_max: float, F0: float, B: float, gamma: float, rounds: int, noise: float) -> Balanced:
     """λ = γL_max/B, β = 4γL_max, α = R = β/(1−λ): F0/(γ(K+1)) + (6L_max + L/2)γ + 8σ√(γ L_max B d/n) at most.
 
-    The closed form of `forgetting` with W_λ = 3γL_max; needs γ < B/L_max and a start error ≤ R.
+    This is the closed form of `forgetting` with W_λ = 3γL_max. It needs γ < B/L_max and memories whose errors at the
+    start are at most R.
 
     Args:
         L: The smoothness of f.

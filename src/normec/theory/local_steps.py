@@ -91,8 +91,8 @@ def local_steps(
 ) -> Value:
     """`theorem2` with Λ in place of L_max and w_i in place of ∇f_i, plus twice the drift of the local steps.
 
-    That is F0/(γ(K+1)) + 2W + Lγ/2 + noise + 2(Λ/L_max − 1)B, for R ≥ max_i ‖w_i(x⁰) − g_i⁰‖ and, but for the form
-    "tracked", β < α + R and γ ≤ βR/((α+R)Λ). One local step is Theorem 2.
+    That is F0/(γ·rounds) + 2W + Lγ/2 + noise + 2·`local_drift`, for R ≥ max_i ‖w_i(x⁰) − g_i⁰‖ and, except in the form
+    "tracked", β < α + R and γ ≤ βR/((α+R)Λ). With one local step it is Theorem 2.
 
     Args:
         L: The smoothness of f.
@@ -101,7 +101,7 @@ def local_steps(
         alpha: α of the smoothed normalisation.
         beta: β, the step of the memories.
         gamma: The server's step size γ.
-        rounds: K + 1, the number of messages of a client.
+        rounds: The number of messages of a client.
         F0: f(x⁰) − f_inf.
         steps: The number of local steps.
         local_lr: The step size η of a local step.

@@ -73,15 +73,15 @@ def error_after_update(r: Numbers, alpha: Numbers, beta: Numbers, decay: Numbers
     return plain(_after(np.asarray(r, dtype=np.float64), alpha, beta, np.asarray(decay, dtype=np.float64), B))
 
 
-def _after(r: Any, alpha: Any, beta: Any, keep_not: Any, B: Any) -> Any:
-    keep = 1 - keep_not
+def _after(r: Any, alpha: Any, beta: Any, forget: Any, B: Any) -> Any:
+    keep = 1 - forget
     with np.errstate(divide="ignore", invalid="ignore"):
         length = np.where(alpha + r > 0, r / (alpha + r), 0.0)  # 0/0 = 0
     straight = keep * r - beta * length
     worst = root(alpha * beta / keep) - alpha  # where an overshoot is largest
     over = np.maximum(root(beta) - root(keep * alpha), 0) ** 2
     beyond = np.where(worst > 0, np.where(r >= worst, over, np.maximum(-straight, 0)), 0.0)
-    return np.maximum(straight, beyond) + keep_not * B
+    return np.maximum(straight, beyond) + forget * B
 
 
 def W(*, R: Numbers, alpha: Numbers, beta: Numbers) -> Value:  # noqa: N802
@@ -167,7 +167,7 @@ def invariant(*, R: Numbers, alpha: Numbers, beta: Numbers, gamma: Numbers, L_ma
 def resting_error(alpha: Numbers, beta: Numbers) -> Value:
     """(β/2 − α)₊: the limit of the error of a memory while x does not move.
 
-    φ'(0) = 1 − β/α in size: the error dies out for β ≤ 2α; beyond that the memory jumps to and fro over its target.
+    φ'(0) = |1 − β/α|, so the error dies out for β ≤ 2α; for a larger β the memory jumps back and forth over its target.
 
     Args:
         alpha: α of the smoothed normalisation.
@@ -214,11 +214,11 @@ def warmup_rounds(R0: float, R: float, alpha: float, beta: float, decay: float =
     positive(R=R, beta=beta)
     non_negative(R0=R0, alpha=alpha, decay=decay, B=B)
     error = np.asarray(R0, dtype=np.float64)
-    keep_not = np.asarray(decay, dtype=np.float64)
+    forget = np.asarray(decay, dtype=np.float64)
     for rounds in range(LONGEST_WARMUP):
         if error <= R:
             return rounds
-        after = _after(error, alpha, beta, keep_not, B)
+        after = _after(error, alpha, beta, forget, B)
         if not after < error * (1 - 1e-12):
             raise UsageError(
                 f"no warm-up reaches R = {R:.6g}: errors stay near {float(error):.6g}; lower beta or decay"
@@ -266,7 +266,7 @@ def mean_error(
 ) -> Value:
     """The mean of `memory_errors` over the rounds, without storing them.
 
-    The recursion's map is monotone, so errors run monotonically to where they rest; there the sum is closed.
+    The recursion's map is monotone, so the errors approach a fixed point monotonically, and all later ones equal it.
 
     Args:
         R0: A bound on the memory's error at the start.

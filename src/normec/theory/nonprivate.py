@@ -204,8 +204,8 @@ def optimal_beta(*, L: Numbers, L_max: Numbers, D: Numbers, alpha: Numbers, F0: 
 def optimal_beta_is_feasible(*, L: Numbers, L_max: Numbers, D: Numbers, alpha: Numbers, F0: Numbers) -> Value:
     """Whether β* < α, as Corollary 1 requires: α > s and D > αs/(α − s), with s = L_max √(2F0/L).
 
-    So D > s always, hence √(2LF0) + 2D > √(2LF0)(1 + 2L_max/L) ≥ 3√(2LF0): the bound cannot come near gradient
-    descent's by a small D, as the text after the corollary says.
+    So D > s always, hence √(2LF0) + 2D > √(2LF0)(1 + 2L_max/L) ≥ 3√(2LF0). The text after the corollary lets D → 0 to
+    approach the bound of gradient descent, which is therefore not possible.
 
     Args:
         L: The smoothness of f.

@@ -1,4 +1,4 @@
-"""The bounds of Clip21 and EF21, for comparison; on min over k of ‖∇f(x^k)‖, with `rounds` = K + 1."""
+"""The bounds of Clip21, EF21 and gradient descent, for comparison; on min over k of ‖∇f(x^k)‖, `rounds` = K + 1."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def ef21_gamma(*, L: Numbers, L_tilde: Numbers, contraction: Numbers) -> Value:
 def ef21(*, F0: Numbers, gamma: Numbers, rounds: Numbers, contraction: Numbers, start_error: Numbers = 0.0) -> Value:
     """√(2F0/(γ(K+1)) + G⁰/(θ(K+1))), G⁰ = mean‖∇f_i(x⁰) − g_i⁰‖², for γ ≤ `ef21_gamma`.
 
-    Theirs starts after a first update of the memory, which can only lower G⁰.
+    The original theorem starts after a first update of the memories, which can only lower G⁰.
 
     Args:
         F0: f(x⁰) − f_inf.

@@ -13,14 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import UsageError, at_least
+from ..errors import UsageError, at_least, below_one
 from . import memory
 from .argument_checks import Array, positive
 from .constants import Constants
 from .forgetting import noise_factor
 from .guarantees import guarantees, warmed_up
 
-STAGES, FIRST, LATER, LOOKED_AT = 6, 3000, 1200, 3  # of the search
+# Of the search: its stages, the points of the first and of a later one, and how many of these are judged.
+STAGES, FIRST, LATER, JUDGED = 6, 3000, 1200, 3
 FOLLOW = 100.0  # α/(γL_max) without noise: the memory error is then about 1 % of a step's drift
 
 
@@ -56,7 +57,7 @@ class Proposal:
     gamma: float
     decay: float
     warmup: int
-    rounds: int  # with warm-up
+    rounds: int
     initial_memory: str
     R: float
     sigma: float
@@ -116,8 +117,8 @@ def propose(
     for name, value in (("alpha", alpha), ("beta", beta)):
         if value is not None:
             positive(**{name: value})
-    if decay is not None and not 0 <= decay < 1:
-        raise UsageError(f"decay must lie in [0, 1), got {decay}")
+    if decay is not None:
+        below_one(decay=decay)
     if constants.F0 <= 0 or constants.grad0 <= 0:
         raise UsageError("the start is already a stationary point: there is nothing to plan")
     if sigma is None:
@@ -151,6 +152,8 @@ def _clean(c: Constants, rounds: int, alpha: float | None, beta: float | None, d
 
 
 class Choice(NamedTuple):
+    """The parameters of one point of the search."""
+
     alpha: float
     beta: float
     gamma: float
@@ -182,11 +185,11 @@ def search(
         balanced = gamma * c.L_max / _reach(c, gamma, rounds)
         lam = np.minimum(balanced * 10 ** points[:, 3], 0.5) if decay is None else np.full_like(gamma, decay)
         warm = np.minimum(np.ceil(c.grad_max / b * 10 ** points[:, 4]), rounds - 1) * (points[:, 4] > -1.9)
-        for place in np.argsort(quick(c, a, b, gamma, lam, rounds - warm, sigma, warm))[:LOOKED_AT]:
-            tried = Choice(float(a[place]), float(b[place]), float(gamma[place]), float(lam[place]), int(warm[place]))
+        for i in np.argsort(quick(c, a, b, gamma, lam, rounds - warm, sigma, warm))[:JUDGED]:
+            tried = Choice(float(a[i]), float(b[i]), float(gamma[i]), float(lam[i]), int(warm[i]))
             promise = judged(c, tried, rounds, sigma)
             if promise < best:
-                best, chosen, centre = promise, tried, points[place]
+                best, chosen, centre = promise, tried, points[i]
         width = width / 2
     return chosen, best
 
@@ -211,5 +214,5 @@ def quick(c: Constants, a: Array, b: Array, gamma: Array, lam: Array, left: Arra
 
 
 def _reach(c: Constants, gamma: Array, rounds: Array | int) -> Array:
-    """B: the bound on gradients, or on their growth."""
+    """B, an upper bound on the clients' gradients: the problem's own, or what `rounds` steps can add to the first."""
     return np.minimum(c.grad_bound, c.grad_max + gamma * c.L_max * rounds)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import UsageError, one_of
+from ..errors import UsageError, one_of, open_unit
 from . import memory
 from .argument_checks import Numbers, Value, below, non_negative, plain, positive, root, whole
-from .nonprivate import theorem1
-
-FORMS = ("paper", "corrected", "sharper", "tracked")
+from .nonprivate import FORMS, theorem1
 
 
 def theorem2(
@@ -39,7 +37,7 @@ def theorem2(
     | --- | --- |
     | "paper" | 2βσ√(K+1) |
     | "corrected" | 2βσ√((T0+K+1)d/n) + 2‖ĝ⁰ − mean g_i⁰‖ |
-    | "sharper", "tracked" | the same with the mean of √(T0+k+1) over k, about 2/3 of the last, for its largest value |
+    | "sharper", "tracked" | the same with the mean of √(T0+k+1) over k, for T0 = 0 about 2/3 of the largest |
 
     Why corrected: ĝ − mean g_i is a random walk, e^{k+1} = e^k + (β/n)Σz_i, so E‖e^{k+1}‖² = ‖e⁰‖² + β²(k+1)σ²d/n.
     The paper's lemma sets E‖z‖² = σ²/n, which lacks d for noise of σ per coordinate, the σ that its privacy formula
@@ -95,8 +93,9 @@ def _mean_root(rounds: Numbers, warmup: Numbers = 0) -> Value:
 def signal(*, dim: Numbers, clients: Numbers, noise: Numbers, trust: str = "local") -> Value:
     """S = s√(d/n): the noise of a private run in the utility bounds; `noise` is s = σ/√(number of messages).
 
-    For (ε, δ) the exact s is Δ/μ(ε, δ) (`noise_per_message`); the paper writes it O(√ln(1/δ)/ε). `trust`: "local"
-    (each client's noise hides its own message) or "secure-sum" (all noises hide each: s falls by √n, S by √n).
+    For (ε, δ) the exact s is Δ/μ(ε, δ) (`noise_per_message`); the paper writes it O(√ln(1/δ)/ε). Under "local" trust
+    each client's noise hides its own message. Under "secure-sum" the noise of all clients hides each message, so s and
+    with it S fall by a factor of √n.
 
     Args:
         dim: The dimension d of x.
@@ -146,8 +145,7 @@ def noise_per_message(epsilon: float, delta: float, sensitivity: float = 1.0) ->
     from ..privacy.gaussian import mu_for
 
     positive(epsilon=epsilon, sensitivity=sensitivity)
-    if not 0 < delta < 1:
-        raise UsageError(f"delta must lie in (0, 1), got {delta}")
+    open_unit(delta=delta)
     return sensitivity / mu_for(epsilon, delta)
 
 
@@ -194,7 +192,8 @@ def corollary2(
 
     "paper" also requires α > β_0. Then γ(K+1)L_max < R, so A/β_0 > L_max F0/R ≥ ‖∇f(x⁰)‖²/(2R), and with 2R this
     is at least 2‖∇f(x⁰)‖: never better than x⁰ itself. "corrected" requires β = β_0/(K+1) ≤ α.
-    Correction of the statement: it allows every β_0 up to a limit, but A/β_0 grows as β_0 falls; β_0 must equal it.
+    Correction of the statement: it allows every β_0 up to a limit, but A/β_0 grows as β_0 falls; its bound is that of
+    β_0 equal to the limit.
 
     Args:
         L: The smoothness of f.
@@ -289,6 +288,6 @@ def smallest_clients(
     non_negative(alpha=alpha)
     limit = R / (4 * (alpha + R)) * max(1 - 2 * R / grad0, 0.0) ** 2
     if limit == 0:
-        raise UsageError(f"2 R = {2 * R:.6g} is not below the first gradient's norm {grad0:.6g}: no number helps")
+        raise UsageError(f"2 R = {2 * R:.6g} is not below ‖∇f(x⁰)‖ = {grad0:.6g}: no number of clients helps; lower R")
     ratio = noise / limit
     return int(np.floor(ratio**2 * dim if trust == "local" else ratio * np.sqrt(dim))) + 1

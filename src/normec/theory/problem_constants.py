@@ -1,7 +1,7 @@
 """The constants of a trainable problem, computed from its model and its records.
 
-Closed form, safe upper bounds, for linear models. With A_i the client's m_i records as rows (and a column of ones
-where the model has a bias), and λΣx²/(1+x²) of smoothness 2λ as penalty:
+Linear models have constants in closed form, which are safe upper bounds. With A_i the client's m_i records as rows (and
+a column of ones where the model has a bias), and λΣx²/(1+x²) of smoothness 2λ as penalty:
 
     logistic  L_i = λ_max(A_iᵀA_i)/(4 m_i) + 2λ        the slope of the sigmoid is at most 1/4
     softmax   L_i = λ_max(A_iᵀA_i)/(2 m_i) + 2λ        ‖diag(p) − ppᵀ‖ is at most 1/2
@@ -32,6 +32,7 @@ from .argument_checks import Array
 from .constants import Constants
 
 WIDEST = 4000  # features up to which L is an eigenvalue of one matrix; beyond, the mean of the L_i
+MOST_ESTIMATED = 1000  # clients whose Hessians are estimated one by one
 STEEPEST = 3 * np.sqrt(3) / 8  # the largest slope of x²/(1+x²)
 
 
@@ -48,7 +49,7 @@ def constants_of(problem: Objective, *, lower: float | None = None, iterations: 
         The constants.
 
     Raises:
-        UsageError: `lower` is missing, or above f(x⁰).
+        UsageError: `lower` is missing, or above f(x⁰), or an estimate is asked for with more than 1000 clients.
 
     Example:
         >>> problem = Problem.from_functions([lambda x: (x**2).sum()], torch.ones(3, dtype=torch.float64))
@@ -127,9 +128,10 @@ def _linear(problem: Problem) -> tuple[Array, float, float]:
 
 
 def _estimated(problem: Objective, iterations: int) -> tuple[Array, float, bool]:
-    if problem.clients > 1000:
+    if problem.clients > MOST_ESTIMATED:
         raise UsageError(
-            f"estimates take a Hessian a client, too many for {problem.clients}; take at most 1000 clients"
+            f"L_i is estimated from the Hessian of each client, for at most {MOST_ESTIMATED} clients, got "
+            f"{problem.clients}; use fewer clients, or a linear model, whose constants are computed"
         )
     clients = range(problem.clients)
     each = np.asarray([_curvature(problem, [client], iterations) for client in clients])

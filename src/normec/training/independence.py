@@ -72,7 +72,8 @@ def refuse_coupled_clients(problem: Objective, seed: int, record_clip: RecordCli
 def refuse_modes() -> None:
     """Refuse modes and hooks of the caller's own that are active, because they see every operation of a run.
 
-    Many operations compute several clients together, so a mode that changes results may mix them.
+    Many operations compute several clients together, so a mode that changes results may mix them. An autocast rounds
+    the products by which clipped records are measured, and a round that is repeated without it has other bits.
     """
     seen = [mode for mode in torch.overrides._get_current_function_mode_stack() if type(mode) is not DeviceContext]
     name = type(seen[-1]).__name__ if seen else ""
@@ -85,6 +86,11 @@ def refuse_modes() -> None:
         name = "a pair of hooks for saved tensors"
     if name:
         raise UsageError(f"{name} is active and would see the clients of a private run together; call train without it")
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise UsageError(
+            "torch.autocast is active and would round what a private run measures; call train without it, and choose "
+            "precision = 'bf16' for products in bfloat16"
+        )
 
 
 def refuse_mixing_methods(method: Method, dimension: int) -> None:

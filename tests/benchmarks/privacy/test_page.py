@@ -118,6 +118,7 @@ def test_the_question_is_answered_from_the_records(tmp_path: Path) -> None:
     text = written(tmp_path, held)
     assert "which keeps no state at the clients: +3.0 points (iid, ε = 8)." in text
     assert "| NormEC, forgetting | **54.0 ± 0.0** |" in text
+    assert "forgetting leads plain DP-SGD by 23.0 points (iid, ε = 8). " in text
     assert "| DP-SGD, norm, Adam | not run |" in text
 
 
@@ -171,7 +172,7 @@ def test_conditions_without_noise_have_a_table_of_their_own(tmp_path: Path) -> N
     assert "## Mean ranks" not in text
     assert "Clients are alike" not in text
     found = by_condition({"digits-10-no-noise": held})
-    places = [picture.place(one, own) for one, own in found.items()]
+    places = [picture.position_of(one, own) for one, own in found.items()]
     assert sorted(places) == [(picture.NO_NOISE, position) for position in range(5)]
 
 

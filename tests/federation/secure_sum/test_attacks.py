@@ -800,6 +800,34 @@ def test_false_shares_are_named_and_the_sum_is_right(tmp_path: Path) -> None:
     assert "false share of party 8" in reported(federation, 0)
 
 
+def test_a_party_that_reveals_false_shares_makes_one_search_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two parties are silent in both rounds, and party 6 reveals false shares of them: it is doubted from then on."""
+    tried: list[set[int]] = []
+
+    def noted(found: dict[int, bytes]) -> bytes:
+        tried.append(set(found))
+        return combine(found)
+
+    monkeypatch.setattr("normec.federation.secure_sum.shares.combine", noted)
+    federation = Federation(tmp_path, 10)
+    for round in range(2):
+        federation.server.start(round, b"x")
+        while federation.server.stage < Stage.REVEALS:
+            vectors = federation.server.stage is Stage.VECTORS
+            federation.stage(lambda party, _, vectors=vectors: party < 8 or not vectors)
+        for party in range(8):
+            (reveal, *_) = decode_answers(federation.parties[party].answer(federation.server.request(party)))
+            federation.server.receive(party, encode((with_false_shares(reveal, {8, 9}) if party == 6 else reveal,)))
+        federation.server.advance()
+        assert federation.server.sum is not None
+        federation.check(federation.server.sum)
+    assert 6 in tried[0], "the first search begins with the false share"
+    assert [6 in parties for parties in tried[-3:]] == [False] * 3, "the other silent party, and both in the next round"
+    assert "false share of party 8" in reported(federation, 6)
+
+
 def test_a_false_seed_is_named_and_shares_take_its_place(tmp_path: Path) -> None:
     federation = at(tmp_path, Stage.REVEALS, 7)
     for party in range(7):

@@ -139,6 +139,18 @@ def test_false_shares_are_found(liars: tuple[int, ...]) -> None:
     assert blamed == list(liars) or not set(liars) & set(range(6))
 
 
+def test_false_shares_that_stand_among_the_first_are_found_among_many() -> None:
+    """One in nine sets of five has none of the five; 194 random sets all have one with a probability of 4e-10."""
+    seed = keys.new_seed()
+    dealt = dict(enumerate(shares.split(seed, 5, 16)))
+    liars = [2, 3, 4, 5, 6]
+    for liar in liars:
+        dealt[liar] = keys.new_seed()
+    found, blamed = shares.recover(dealt, 5, lambda one: one == seed)
+    assert found == seed
+    assert blamed == liars
+
+
 def test_too_many_false_shares_give_nothing() -> None:
     seed = keys.new_seed()
     dealt = dict(enumerate(shares.split(seed, 4, 5)))

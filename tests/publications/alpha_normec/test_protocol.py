@@ -204,3 +204,11 @@ def test_the_list_names_every_figure_and_reading(capsys: pytest.CaptureFixture[s
     assert all(one["name"] in text for one in (*listed["figures"], *listed["settings"]))
     values = {one["name"]: one["value"] for one in listed["settings"]}
     assert (values["round"], values["noise"], values["rounds"]) == ("epoch", "total-variance", 300)
+
+
+def test_the_list_of_settings_says_which_of_them_the_paper_states(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["figures", "--list"], app) == 0
+    _, stated, left_open, own = capsys.readouterr().out.split(" (--set NAME=VALUE):")
+    assert "  delta = 1e-05" in stated
+    assert "  memory_start = zero" in left_open
+    assert "  device = cpu" in own

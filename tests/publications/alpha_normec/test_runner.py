@@ -166,6 +166,18 @@ def test_what_is_no_record_is_refused(text: str, says: str, paper: Protocol, fil
     with pytest.raises(UsageError, match=says):
         collect(filled, folders.results, plan.plan(paper))
     assert not folders.results.exists()
+    with pytest.raises(UsageError, match=says):
+        records.read(filled, plan.plan(paper), skip_others=True)
+
+
+def test_records_of_other_plans_are_skipped_on_request(paper: Protocol, filled: Path) -> None:
+    cells = plan.plan(paper)
+    path = filled / records.FOLDER / f"{cells[1].name}.json"
+    other = json.loads(path.read_text())
+    other["config"]["beta"] = 0.2
+    records.write(filled, other)
+    records.write(filled, {**other, "name": "unknown"})
+    assert list(records.read(filled, cells, skip_others=True)) == [cells[0].name, cells[2].name]
 
 
 def test_other_numbers_are_not_taken_unasked(paper: Protocol, filled: Path, folders: Folders, make: Any) -> None:

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...errors import UsageError, nearest
+from ...errors import UsageError, first_mistake, nearest
 from ...system.files import read_toml
 
 LogFormat = Literal["text", "json"]
@@ -89,8 +89,6 @@ def load_party_file(path: Path | None, given: Mapping[str, Any] | None = None) -
     try:
         return PartyFile.model_validate(table)
     except ValidationError as error:
-        from ..protocol.policy import first_mistake  # loads torch
-
         first = error.errors()[0]
         name = str(first["loc"][0])
         if first["type"] == "missing":

@@ -16,11 +16,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...errors import UsageError, at_least, nearest
+from ...errors import UsageError, at_least, first_mistake, nearest
 from ...experiments import methods, server
 from ...settings.config import FEDERATED, RunConfig
 from ...settings.validation import make
-from ..protocol.policy import first_mistake
 from ..protocol.wire import NAME
 from ..secure_sum.roster import FEWEST
 from ..secure_sum.terms import least_threshold

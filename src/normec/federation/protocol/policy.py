@@ -44,7 +44,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ...algorithms import registry
-from ...errors import UsageError, nearest
+from ...errors import UsageError, first_mistake, nearest
 from ...privacy.release import Release
 from .price import least_noise
 from .terms import NOISES, short_name
@@ -231,13 +231,6 @@ def load_policy(path: str | Path) -> Policy:
                 f"{path}: runs: {run!r} cannot be the name of a run; use letters, digits, dot, dash and underscore"
             )
     return policy
-
-
-def first_mistake(error: ValidationError) -> str:
-    """The first mistake that pydantic found, in one line: the entry, the rule and the value."""
-    first = error.errors()[0]
-    where, rule = ".".join(map(str, first["loc"])), first["msg"]
-    return f"{where}: {rule[:1].lower()}{rule[1:]}, got {first['input']!r}"
 
 
 def _found(policy: Path, name: str) -> str:

@@ -21,7 +21,7 @@ def observed(
     `weights`: n·w_i by the party's name.
     """
     parties = len(weights)
-    payload = method.payload(len(state.x), state.x.element_size())
+    payload = method.payload(method.message_length(len(state.x)), state.x.element_size())
     row: Row = {"round": state.round, "messages": state.messages, "bytes": payload * state.messages / parties}
     losses = [(weights[reply.node], reply.loss) for reply in taken if reply.loss is not None]
     if losses:

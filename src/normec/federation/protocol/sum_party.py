@@ -147,7 +147,8 @@ class SumParty:
             raise Refused("order", "this party has not agreed to terms of this run")
         if terms.run != request.run:
             raise Refused("terms", f"the terms are those of {terms.run}, the request belongs to {request.run}")
-        agreement = Agreement.read(terms, self._number, request.node, self.policy.methods)
+        policy = self.policy
+        agreement = Agreement.read(terms, self._number, request.node, policy.methods, policy.largest_model)
         contributor = SumContributor(
             self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
         )

@@ -152,13 +152,18 @@ class Agreement:
     node: str
 
     @staticmethod
-    def read(terms: Terms, number: int, node: str, methods: list[str]) -> Agreement:
-        """Read terms at a party whose policy allows these `methods`. Raises `Refused` if they are not consistent."""
+    def read(terms: Terms, number: int, node: str, methods: list[str], largest: int) -> Agreement:
+        """Read terms at a party whose policy allows these `methods` and models of up to `largest` parameters.
+
+        Raises `Refused` if the terms are not consistent, or name a larger model.
+        """
         try:
             plan = msgspec.json.decode(terms.plan, type=SumPlan)
             stated = msgspec.json.decode(terms.method, type=MethodTerms)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Refused("terms", f"the method or the plan cannot be read: {str(error)[:200]}") from None
+        if plan.parameters > largest:  # before a model of that size is made
+            raise Refused("terms", f"{plan.parameters} parameters are more than largest_model = {largest}")
         try:
             method = stated.build(methods)
             agreement = Agreement(terms, plan, stated, method, grid_of(method, terms), number, node)

@@ -158,6 +158,7 @@ class Server:
         self._unfit: set[int] = set()  # parties without whose seeds the current sum cannot be opened
         self._left_out: dict[int, int] = {}  # by party, the attempt from which it is invited again
         self._given_up: Counter[int] = Counter()  # by party, how many sums were given up without its seeds
+        self._doubted: set[int] = set()  # parties that revealed a false share; what they reveal is tried last
         self._history: list[Certificate] = []
         self._position, self._newest = Position(), -1
         private_folder(self._folder / DEPOSITS)
@@ -642,12 +643,14 @@ class Server:
         self, advert: Advert, revealed: Mapping[int, Mapping[int, bytes]], is_right: Callable[[bytes], bool]
     ) -> bytes:
         threshold = self._terms.threshold
-        shares = {by: one[advert.party] for by, one in revealed.items() if advert.party in one}
+        order = sorted(revealed, key=lambda by: (by in self._doubted, by))
+        shares = {by: revealed[by][advert.party] for by in order if advert.party in revealed[by]}
         if len(set(revealed) - {advert.party}) < threshold:
             raise AttemptFailed(self.stage, len(shares), threshold)
         seed, false = recover(shares, threshold, is_right) if len(shares) >= threshold else (None, [])
         for party in false:
             self._report(party, f"revealed a false share of party {advert.party}")
+            self._doubted.add(party)  # else it would make each search as long as this one
         if seed is None:
             self._report(advert.party, "dealt shares that do not fit, or others revealed false ones")
             self._unfit.add(advert.party)

@@ -148,7 +148,7 @@
     const own = columns.map((name) => make("td", setting(entry.settings?.[name]), "setting number"));
     line.replaceChildren(
       first, named(entry), status, progress(entry),
-      make("td", entry.private ? digits(entry.epsilon, 3) : "∞", "number epsilon"),
+      make("td", entry.shown_epsilon ?? "", "number epsilon"),
       make("td", known(entry.accuracy) ? `${(100 * entry.accuracy).toFixed(1)} %` : "", "number accuracy"),
       make("td", digits(entry.loss, 3), "number loss"), make("td", digits(entry.test_loss, 3), "number test-loss"), curve, ...own,
     );

@@ -29,7 +29,7 @@
     const answer = await fetch(`${Page.data.live}?have=${have}&last=${last}`);
     if (!answer.ok) throw new Error(await answer.text());
     const news = await answer.json();
-    if (seen !== null && seen !== news.status) return location.reload(); // the whole story is told anew
+    if (seen !== null && seen !== news.status) return location.reload(); // another status has other sections
     seen = news.status;
     [have, last] = [news.have, news.last];
     if (news.rows.length || news.anew) {
@@ -49,7 +49,7 @@
       if (!document.hidden) await ask();
       document.documentElement.dataset.followed = "yes";
     } catch {
-      // The server or the folder is away for now; the next question may find it.
+      // The server does not answer, or the folder cannot be read; the next request may succeed.
     }
     setTimeout(follow, seen === "training" ? 2000 : 5000);
   }

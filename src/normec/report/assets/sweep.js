@@ -43,6 +43,7 @@
     if (!cell) return "";
     const held = cell.values[metric().column];
     if (!held) return cell.status === "finished" ? "" : cell.status;
+    if (metric().column === "epsilon") return cell.shown_epsilon; // rounded up, unlike other numbers
     const spread = withSpread && held[1] !== null ? ` ± ${text(held[1], metric().percent)}` : "";
     return text(held[0], metric().percent) + spread;
   }
