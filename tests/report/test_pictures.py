@@ -93,3 +93,16 @@ def test_curves_draw_the_panels_that_have_data_and_refuse_none(tmp_path: Path) -
         pictures.curves({"one": History()}, tmp_path / "d.svg")
     with pytest.raises(UsageError, match="unknown spread"):
         pictures.curves({"one": seeds}, tmp_path / "d.svg", spread="sd")  # type: ignore[arg-type]
+
+
+def test_many_columns_are_drawn_in_several_rows() -> None:
+    found = History()
+    names = [f"metric_{number}" for number in range(9)]
+    for k in range(3):
+        found.append({"round": k, **dict.fromkeys(names, 1.0 + k)})
+    sheet = pictures.history_figure(found)
+    assert [axis.get_ylabel() for axis in sheet.axes] == [name.replace("_", " ") for name in names]
+    assert len({round(axis.get_subplotspec().rowspan.start) for axis in sheet.axes}) == 3
+    width, height = sheet.get_size_inches()
+    assert width < 15
+    assert width < 2 * height

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +30,9 @@ HEALTH: tuple[Panel, ...] = (
     ("message_norm", "message norm, mean ‖Ψ‖", "log"),
     ("disagreement", "disagreement, √ mean ‖∇f_i − ∇f‖²", "log"),
 )
+
+
+ACROSS = 4  # panels in a row of `curves`
 
 
 @contextmanager
@@ -112,8 +116,11 @@ def curves(
     drawn = [panel for panel in panels if measured([one for group in seeds.values() for one in group], [panel])]
     if not drawn:
         raise UsageError(f"no history has any of {', '.join(panel[0] for panel in panels)}; there is nothing to draw")
-    with figure(path, len(drawn), 2.9) as (sheet, axes):
-        for axis, (column, label, scale) in zip(axes, drawn, strict=True):
+    rows = math.ceil(len(drawn) / ACROSS)
+    with figure(path, min(len(drawn), ACROSS), 2.9 * rows, rows=rows) as (sheet, axes):
+        for axis in axes[len(drawn) :]:
+            axis.remove()
+        for axis, (column, label, scale) in zip(axes, drawn, strict=False):
             factor = 100 if "accuracy" in column else 1
             for position, (name, group) in enumerate(seeds.items()):
                 band = over_seeds(group, column, spread)
