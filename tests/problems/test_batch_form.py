@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -228,6 +229,8 @@ def test_predictions_take_what_the_model_takes() -> None:
     wanted = run.model(values, kind).detach()
     torch.testing.assert_close(run.predict({"values": values, "kind": kind}, batch_size=2), wanted)
     torch.testing.assert_close(run.predict((values, kind)), wanted)
+    encoded = UserDict(values=values, kind=kind)  # as a tokenizer of Hugging Face returns its tensors
+    torch.testing.assert_close(run.predict(encoded), wanted)
 
 
 def test_the_transform_sees_the_inputs_of_a_dict() -> None:
@@ -309,3 +312,12 @@ def test_losses_that_are_no_means_are_found_at_the_start() -> None:
         n.Problem(nn.Linear(3, 2), CE, sets, batch_loss=by_hand)
     with pytest.raises(n.UsageError, match="augment is for inputs in one tensor"):
         n.Problem(TwoInputs(), CE, [Items(dicts(0))], augment=n.data.augment.CropFlip())
+
+
+def test_a_loss_of_pytorch_that_gets_a_dict_is_refused_with_the_cure() -> None:
+    items = [{"values": torch.zeros(3, dtype=torch.float64), "kind": torch.tensor(1), "labels": torch.tensor(0)}] * 4
+    cure = r"give a loss of one entry, .* torch\.nn\.functional\.cross_entropy\(outputs\['logits'\], targets\)"
+    with pytest.raises(n.UsageError, match=cure):
+        n.train(n.Problem(TwoInputs("dict"), CE, [items]), n.GD(), lr=0.1, rounds=1)
+    picked = n.Problem(TwoInputs("dict"), lambda outputs, targets: CE(outputs["logits"], targets), [items])
+    assert n.train(picked, n.GD(), lr=0.1, rounds=1).finished

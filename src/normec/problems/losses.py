@@ -111,6 +111,12 @@ def cure(loss: Any, seen: Mapping[str, Any]) -> str:
     targets, outputs = seen.get("targets"), seen.get("outputs")
     if isinstance(seen.get("inputs"), Mapping) and outputs is None:
         return "; the model is called with these names as keyword arguments"
+    if isinstance(outputs, Mapping) and str(getattr(loss, "__module__", "")).startswith("torch.nn."):
+        entry = "logits" if "logits" in outputs else next(iter(outputs), "")
+        return (
+            "; the loss gets the whole dict: give a loss of one entry, such as lambda outputs, targets: "
+            f"torch.nn.functional.cross_entropy(outputs[{entry!r}], targets)"
+        )
     if not isinstance(targets, Tensor) or not isinstance(outputs, Tensor):
         return ""
     by_class = loss is F.cross_entropy or isinstance(loss, nn.CrossEntropyLoss | WeightedCrossEntropy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ def predicted(model: nn.Module, inputs: Any, transform: Callable[[Any], Any] | N
     Args:
         model: The trained model; it is put into evaluation mode.
         inputs: A tensor or a NumPy array ``[N, ...]``, or a dict, list or tuple of them, as one batch of a client's
-            data.
+            data; the output of a Hugging Face tokenizer is taken as a dict.
         transform: Applied to every batch first, as in training.
         batch_size: Inputs at a time.
 
@@ -31,7 +31,7 @@ def predicted(model: nn.Module, inputs: Any, transform: Callable[[Any], Any] | N
         UsageError: The inputs are empty, are not tensors of one length, or do not fit the model.
     """
     at_least(1, batch_size=batch_size)
-    held = tree_map(_as_tensor, inputs)
+    held = tree_map(_as_tensor, dict(inputs) if isinstance(inputs, Mapping) else inputs)
     leaves = tree_flatten(held)[0]
     if any(isinstance(leaf, int | float) for leaf in leaves):
         raise UsageError(
