@@ -158,7 +158,7 @@ def test_what_is_another_run_is_not_continued(tmp_path: Path) -> None:
     trained(tmp_path, 10, privacy=PRIVATE)
     for more, message in (
         ({"lr": 0.2}, "other step sizes"),
-        ({"seed": 1}, "another configuration"),
+        ({"seed": 1}, "another configuration: seed is 0 there, 1 here"),
         ({"problem": problem(1)}, "another configuration: data"),
         ({"lr_schedule": "cosine"}, "other step sizes"),
         ({"privacy": None}, "another configuration"),
@@ -168,6 +168,17 @@ def test_what_is_another_run_is_not_continued(tmp_path: Path) -> None:
         with pytest.raises(n.UsageError, match=message):
             trained(tmp_path, 25, **{"privacy": n.Privacy(epsilon=30.0, trust="central"), **more})
     assert trained(tmp_path, 10, privacy=PRIVATE).finished
+
+
+def test_what_differs_besides_the_rounds_is_named(tmp_path: Path) -> None:
+    trained(tmp_path, 10)
+    other = problem()
+    with torch.no_grad():
+        other.x0.add_(1)
+    with pytest.raises(n.UsageError, match="another configuration: start is"):
+        trained(tmp_path, 25, problem=other)
+    with pytest.raises(n.UsageError, match="another configuration: rounds is 10 there, 5 here"):
+        trained(tmp_path, 5, logging=n.Logging())
 
 
 def test_a_schedule_that_begins_alike_goes_on(tmp_path: Path) -> None:

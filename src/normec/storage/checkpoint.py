@@ -28,6 +28,8 @@ FORMAT = 1
 SECRET = "noise_secret"  # the key in an identity for the digest of the noise secret
 EXTENDED = "extended"  # the key in an identity of a run that was continued to more rounds
 LATEST = "latest.json"
+# Keys of an identity that are compared after all others: those before explain why they differ.
+_LAST = {"privacy": 1, "rounds": 1, "log_every": 2, "evaluate_every": 2, SECRET: 3, EXTENDED: 3}
 CURE = "restore it from a backup, or start again in another folder"
 _STATE = re.compile(r"round-\d{8,}\.safetensors")
 # The last pattern is for temporary files of safetensors.
@@ -96,13 +98,14 @@ class Checkpoints:
         write_atomic(self.folder / LATEST, json.dumps(latest, indent=1) + "\n", private=self._private)
 
     def _same(self, identity: dict[str, Any]) -> None:
-        if self._previous is not None and identity == self._previous:
+        if identity in (self.identity, self._previous):
             return
-        keys = sorted(self.identity.keys() | identity.keys(), key=lambda key: (key in (SECRET, EXTENDED), key))
-        if None in (self.identity.get("privacy"), identity.get("privacy")):
-            keys.insert(0, "privacy")  # other settings differ because one run is private
+        ours = self._previous or self.identity  # a run that goes on may have more rounds
+        keys = sorted(ours.keys() | identity.keys(), key=lambda key: (_LAST.get(key, 0), key))
+        if _but_epsilon(ours) != _but_epsilon(identity):
+            keys.insert(0, "privacy")  # other settings differ because the statements do
         for key in keys:
-            here, there = self.identity.get(key), identity.get(key)
+            here, there = ours.get(key), identity.get(key)
             if here != there and key == SECRET:
                 raise UsageError(f"the secret of the noise in {self.folder.parent} is missing or has changed; {CURE}")
             if here != there:
@@ -110,6 +113,12 @@ class Checkpoints:
                     f"{self.folder.parent} holds a run of another configuration: {_difference(key, here, there)}; "
                     "choose another folder for this run"
                 )
+
+
+def _but_epsilon(identity: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the privacy statement of a run without its ε, which follows from its rounds."""
+    stated = identity.get("privacy")
+    return stated and {name: value for name, value in stated.items() if name != "epsilon"}
 
 
 def _difference(key: str, here: Any, there: Any) -> str:
