@@ -380,7 +380,12 @@ def _rerun(view: RunView) -> Html:
 def _rerun_federation(where: str, status: str) -> Html:
     on = copyable(_flower_command(where), "the command to go on")
     return join(
-        e("p", "A federated run is started from its app's folder, with the same settings. In a new folder:"),
+        e(
+            "p",
+            "A federated run is started from its app's folder. The command takes the settings of the app's "
+            "pyproject.toml. If this run had a file of settings (-c FILE), change out in that file and give the file "
+            "instead: Flower does not take both. In a new folder:",
+        ),
         copyable(_flower_command(f"{where}-again"), "the command"),
         join(e("p", "To go on where this one stopped:"), on) if status not in ("finished", "training") else None,
         e("p", "With all parties on one machine: ", e("code", "normec federation local"), "."),
