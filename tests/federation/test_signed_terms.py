@@ -371,6 +371,13 @@ def test_a_party_leaves_only_a_run_that_it_knows(folder: Path, capsys: pytest.Ca
     assert [*departures(load_party_file(Path(file)).folder)] == ["app"]
 
 
+def test_what_the_terms_say_about_records_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["federation", "terms", "show", str(folder / "terms.json")]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"records \(public\)\W+north: 200, south: 300, east: 100", text)
+    assert re.search(r"clip of a record\W+1\b", text)
+
+
 def test_the_epsilon_that_is_shown_is_that_of_the_noise(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The settings in a file of terms are its author's words: here they speak of 0.01, and one party has half its σ."""
 

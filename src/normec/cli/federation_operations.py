@@ -323,6 +323,7 @@ def _show_terms(found: SignedTerms) -> None:
             ("noise σ", ", ".join(f"{name}: {sigma}" for name, sigma in noise.items())),
             ("bound of a message", f"{privacy.bound:g}"),
         ]
+        rows += _record_rows(found)
         if least:
             rows.append(("smallest σ of a round", ", ".join(f"{name}: {sigma}" for name, sigma in least.items())))
         spent, unknown = found.epsilon(), "computed by a party, with its method and its policy: give --party"
@@ -336,6 +337,18 @@ def _show_terms(found: SignedTerms) -> None:
         ("fingerprint", found.digest[:32]),
     ]
     show(rows, title=f"terms of run {found.run}")
+
+
+def _record_rows(found: SignedTerms) -> list[tuple[str, str]]:
+    """Return what the terms say about the records of the parties, where single records are clipped."""
+    counted = {one.name: one.agreed.plan.records for one in found.parties if one.agreed.plan.records is not None}
+    if not counted:
+        return []
+    first = next(iter(counted.values()))
+    numbers = ", ".join(f"{name}: {records.divisor:g}" for name, records in counted.items())
+    clip = "auto" if first.clip is None else f"{first.clip:g}"
+    rows = [("records (public)", numbers), ("clip of a record", clip + ", for each layer" * first.by_layer)]
+    return rows if first.batch_rate is None else [*rows, ("share of records drawn", f"{first.batch_rate:g}")]
 
 
 def show_spending(found: dict[str, Any]) -> None:
