@@ -400,11 +400,19 @@ def test_the_command_writes_pages(copied: Path) -> None:
     assert several.returncode == 0, several.stderr
     found = read(copied / "many.html")
     assert "Of 3 runs" in found.text
+    assert "different data" not in found.text
     assert 'href="comparison/normec-lr-0.5/report.html"' in (copied / "many.html").read_text()
     wrong = normec("report", "private", "sweep", cwd=copied)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("error: ")
     assert wrong.stderr.count("\n") == 1
+
+
+def test_runs_on_different_data_are_not_ranked_without_a_word(copied: Path) -> None:
+    settings = copied / "plain" / "config.toml"
+    settings.write_text(re.sub(r'"?data"? = "digits"', '"data" = "wards"', settings.read_text()))
+    page.write_many([copied / "private", copied / "plain"], copied / "both.html")
+    assert "The runs have different data (digits, wards)" in read(copied / "both.html").text
 
 
 def test_thinning_keeps_the_ends_and_what_was_evaluated() -> None:

@@ -72,7 +72,9 @@ def render(
         guarantee.warning(shown_views),
         class_="lead",
     )
-    return document(f"{title} · normec", join(lead, notes_of(notes)), parts, data, served=served)
+    return document(
+        f"{title} · normec", join(lead, notes_of([*notes, *_other_data(views)])), parts, data, served=served
+    )
 
 
 def headline(views: dict[str, RunView]) -> str:
@@ -89,6 +91,14 @@ def headline(views: dict[str, RunView]) -> str:
             text += f"; with privacy it was {safe}, {_in_words(private[safe], column)}"
         return formatting.sentence(text)
     return "None of these runs has measured anything yet."
+
+
+def _other_data(views: dict[str, RunView]) -> list[str]:
+    """A note if the runs have different data, whose results no sentence should rank."""
+    names = sorted({str(view.settings["data"]) for view in views.values() if view.settings.get("data")})
+    if len(names) < 2:
+        return []
+    return [f"The runs have different data ({', '.join(names)}); compare only the results of runs on the same data."]
 
 
 def _whole(view: RunView) -> bool:
