@@ -60,8 +60,9 @@ def records(config: RunConfig, by: str) -> bool:
 def uncovered(by: str) -> UsageError:
     """Return the error for choosing private runs by a column that they do not record."""
     return UsageError(
-        f"private runs do not record {by}: it is measured without noise, and {NOT_COVERED}; choose by "
-        "validation_accuracy (validation = 0.2), or set diagnostics = true (--diagnostics) to record it anyway"
+        f"private runs do not record {by}: it is measured without noise, and {NOT_COVERED}; choose by results on "
+        "validation data (--validation 0.2 --by validation_accuracy, or both settings in a file), or set "
+        "diagnostics = true (--diagnostics) to record it anyway"
     )
 
 
