@@ -52,17 +52,6 @@ class Contender:
         return self.family == "error feedback"
 
     @property
-    def client_state(self) -> int:
-        """The vectors of the model's length that a client keeps between rounds."""
-        kept = {"normec-momentum": 2, "clip21-sgd2m": 2, "scaffold": 1}
-        return kept.get(self.method, 1 if self.error_feedback else 0)
-
-    @property
-    def vectors_sent(self) -> int:
-        """The vectors of the model's length that a client sends in a round."""
-        return 2 if self.method == "scaffold" else 1
-
-    @property
     def local(self) -> bool:
         """Whether clients make steps of their own."""
         return "local_lr" in self.ranges

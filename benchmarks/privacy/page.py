@@ -7,8 +7,14 @@ import statistics as plain_statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from normec.algorithms.method import Steps
+from normec.experiments import methods
 from normec.experiments.export import Row, to_csv, to_markdown
+from normec.settings import make
 from normec.system.files import write_atomic
 
 from .conditions import Conditions, Held, by_condition, leading_family, noise, private, without_noise
@@ -418,6 +424,14 @@ def _rounded_up(value: float) -> int:
     return math.ceil(value / unit) * unit
 
 
+def _vectors(chosen: Mapping[str, Any]) -> tuple[int, int]:
+    """The vectors of a model's length that a client sends in a round, and that it keeps between rounds."""
+    x = torch.zeros(1000)
+    steps = Steps(methods.build(make(chosen), len(x)), x)
+    kept = sum(table.numel() for table in steps.initial_client_state.values())
+    return round(steps.message_length / len(x)), round(kept / len(x))
+
+
 def _costs(held: Held) -> list[str]:
     """What a method costs: rounds, numbers sent, vectors kept, and seconds, as medians over its chosen settings."""
     rows = []
@@ -428,9 +442,8 @@ def _costs(held: Held) -> list[str]:
             longer = [one["seconds"] / STUDIES[one["study"]].budget.run_rounds(contender) for one in own]
             shortest = [_seconds(held, one["study"]) for one in own]
             slower = plain_statistics.median(a / b for a, b in zip(longer, shortest, strict=True) if b)
-            rows.append(
-                [name, f"{rounds:g}", str(contender.vectors_sent), str(contender.client_state), f"{slower:.1f}"]
-            )
+            sent, kept = _vectors(own[0]["chosen"])
+            rows.append([name, f"{rounds:g}", str(sent), str(kept), f"{slower:.1f}"])
     if not rows:
         return []
     return [

@@ -10,6 +10,7 @@ from normec.privacy import accounting, gaussian
 from normec.privacy.accounting import Account, Event
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("number", range(6))
 def test_it_says_what_epsilon_says(number: int) -> None:
     draw = random.Random(number)

@@ -135,6 +135,7 @@ def test_mlflow_goes_on_in_the_same_run(tmp_path: Path, store: str) -> None:
     assert client(store).get_run(first.run_id).info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_a_diverged_run_is_failed_in_mlflow(tmp_path: Path, store: str) -> None:
     tracker = MLflow(store)
     with pytest.raises(Diverged):

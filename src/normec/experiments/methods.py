@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -82,7 +81,7 @@ def build(config: RunConfig, dim: int, sizes: Sequence[int] | None = None) -> Me
     if is_own(config.method):
         return _own(config)
     known = entry(config.method)
-    share = _participation(config) if "participation" in inspect.signature(known.make()).parameters else 1.0
+    share = _participation(config) if known.takes("participation") else 1.0
     method: Method = known.build(settings_used(config, dim), sizes or (dim,), share)
     return method
 
