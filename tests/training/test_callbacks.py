@@ -179,6 +179,15 @@ def test_early_stopping_stops_where_a_hand_written_rule_stops(column: str, noisy
         assert run.stopped.startswith(column)
 
 
+def test_the_dense_evaluations_of_the_first_rounds_try_no_patience() -> None:
+    """By default 200 rounds are evaluated in rounds 0, 1, 2, 4, 8, and then in every tenth; only these count."""
+    rule = n.EarlyStopping("validation_loss", patience=2, min_delta=1e9)  # nothing is an improvement
+    options = {name: value for name, value in OPTIONS.items() if name != "logging"}
+    run = n.train(problem(), METHOD, callbacks=[rule], **{**options, "rounds": 200})
+    assert run.history.rounds("validation_loss")[:7] == [0, 1, 2, 4, 8, 10, 20]
+    assert run.state.round == 21
+
+
 def test_a_run_that_was_stopped_early_stays_so_when_it_is_started_again(tmp_path: Path) -> None:
     how = {**OPTIONS, "out": tmp_path, "callbacks": [n.EarlyStopping(patience=2)]}
     first = n.train(problem(noisy=True), METHOD, **how)

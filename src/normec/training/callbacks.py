@@ -28,6 +28,7 @@ class RunInProgress:
         state: The state of the run, which the rounds change.
         history: The rows so far.
         rounds: The number of rounds that are planned.
+        evaluate_every: The number of rounds between two evaluations, after the first ones.
         private: Whether the run is private.
         seed: The seed of models that draw random numbers during evaluation.
         buffers: Returns the buffers of all clients; raises `UsageError` if this process does not have them.
@@ -39,12 +40,13 @@ class RunInProgress:
         state: State,
         history: History,
         rounds: int,
+        evaluate_every: int,
         private: bool,
         seed: int,
         buffers: Callable[[], Buffers],
     ) -> None:
         self._problem, self._state, self._seed, self._buffers = problem, state, seed, buffers
-        self.history, self.rounds, self.private = history, rounds, private
+        self.history, self.rounds, self.evaluate_every, self.private = history, rounds, evaluate_every, private
         self.reason: str | None = None
 
     @property
@@ -127,7 +129,8 @@ class EarlyStopping(Callback):
 
     Args:
         column: A column of the history, such as "validation_loss", "validation_accuracy" or a metric of your own.
-        patience: The number of evaluations without an improvement after which the run stops.
+        patience: The number of evaluations without an improvement after which the run stops. The evaluations between
+            the regular ones, which follow each other closely in the first rounds, do not count.
         min_delta: The least change that counts as an improvement.
         mode: Whether a "min" or a "max" is sought (default: "max" for an accuracy, "min" for a loss).
 
@@ -184,7 +187,7 @@ class EarlyStopping(Callback):
             gain = 0.0 if best is None else (values[best] - value) * (1 if self.mode == "min" else -1)
             if best is None or gain > self.min_delta:
                 best, waited = position, 0
-            else:
+            elif self.column in UNNOISED or rounds[position] % self.run.evaluate_every == 0:
                 waited += 1
             if waited >= self.patience:
                 reached = f"{values[best]:.4g} of round {rounds[best]}"

@@ -204,6 +204,7 @@ class TrainingLoop:
             state,
             self.storage.history,
             self.plan.rounds,
+            self.plan.evaluate_every,
             self.mechanism is not None,
             self.plan.seed,
             partial(_all_buffers, self.communicator, state),  # without the loop, which would hold its engine
