@@ -366,7 +366,7 @@ class RunConfig(BaseModel):
     )
     patience: int | None = setting(
         None,
-        "Evaluations without an improvement after which early stopping ends the run",
+        "Regular evaluations without an improvement after which early stopping ends the run",
         "training",
         unset="5",
         flag=True,
