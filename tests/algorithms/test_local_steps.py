@@ -67,7 +67,7 @@ DRAWN = pytest.mark.parametrize(
 PRIVACY = pytest.mark.parametrize("privacy", [None, Privacy(sigma=1e-13, trust="secure-sum")], ids=["plain", "private"])
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(5)
 @PRIVACY
 @DRAWN
 @pytest.mark.parametrize("prox", [0.0, 0.7], ids=["fedavg", "fedprox"])

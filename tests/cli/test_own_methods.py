@@ -38,7 +38,7 @@ def summary(folder: Path) -> dict[str, object]:
     return found
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [[], ["--no-privacy"]], ids=["private", "plain"])
 def test_a_class_in_a_file_trains_and_goes_on(privacy: list[str], tmp_path: Path) -> None:
     words = ["train", "--method", FILE, "--set", "tau=0.2", "--set", "eta=0.4", "--lr", "0.5", *SMALL, *privacy]
@@ -63,6 +63,7 @@ def test_an_installed_package_s_method_is_known_by_its_name(installed: Path) -> 
     assert summary(installed / "run")["status"] == "finished"
 
 
+@pytest.mark.slow
 def test_it_is_compared_beside_others(tmp_path: Path) -> None:
     done = normec("compare", "normec", f"{FILE},tau=0.2,lr=0.5", *SMALL, "--out", "both", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -97,6 +97,7 @@ def test_the_library_trains_with_torch_and_numpy_alone() -> None:
     assert "TRAINED 4" in python(ALONE)
 
 
+@pytest.mark.slow
 def test_json_is_the_only_thing_on_stdout(tmp_path: Path) -> None:
     printed, _ = start("train", "--rounds", "4", "--json", cwd=tmp_path).communicate(timeout=LIMIT)
     found = json.loads(printed)

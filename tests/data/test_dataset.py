@@ -154,6 +154,7 @@ def test_unknown_names() -> None:
         load("libsvm:")
 
 
+@pytest.mark.slow
 def test_import_is_light_and_a_missing_extra_says_how_to_get_it(tmp_path: Path) -> None:
     """A real interpreter in which scikit-learn cannot be imported."""
     (tmp_path / "sklearn.py").write_text("raise ImportError('not here')")

@@ -252,6 +252,7 @@ def test_rounds_of_train_that_are_run_again_are_paid_for_again(noise: str) -> No
     assert rounds.mechanism.spent().releases == first + 2
 
 
+@pytest.mark.slow
 def test_seeded_noise_without_a_seed_comes_from_a_fresh_secret() -> None:
     """Two optimizers that are alike in everything public draw different noise; a given seed repeats the noise."""
     moved = []

@@ -143,6 +143,7 @@ def test_settings_follow_the_name_of_a_method_or_of_a_class_in_a_file(
     assert methods.split_name(text) == (name, own)
 
 
+@pytest.mark.slow
 def test_several_seeds_are_means_of_runs_with_these_seeds(tmp_path: Path) -> None:
     settings = {"private": False, "rounds": 4, "clients": 4, "records": 60, "test_records": 40, "seed": 5}
     entries = compare.candidates(["normec", "clip21"], settings, [0.1, 0.5])
@@ -181,6 +182,7 @@ def test_a_number_of_seeds_below_one_is_refused(tmp_path: Path) -> None:
         compare.run(entries, tmp_path, lambda _: Callback(), seeds=0)
 
 
+@pytest.mark.slow
 def test_the_page_names_the_criterion_that_chose(tmp_path: Path) -> None:
     """For every criterion of the command; the runs of the first are used again."""
     shared = {"data": "heart-disease", "rounds": 3, "private": False, "validation": 0.2, "tau": 0.5}

@@ -102,6 +102,7 @@ def test_tags_and_settings_find_runs(address: str, copied: Path, look: Any) -> N
     assert names(page) == ["diagnosed"]
 
 
+@pytest.mark.slow
 def test_any_runs_that_are_chosen_are_compared(address: str, look: Any) -> None:
     page = opened(look, address)
     button = page.locator("#together")

@@ -49,6 +49,7 @@ def lengths(events: list[dict[str, Any]], name: str) -> list[float]:
     return [event["dur"] for event in events if event.get("ph") == "X" and event["name"] == f"normec: {name}"]
 
 
+@pytest.mark.slow
 def test_parts_add_up_to_the_rounds_of_the_trace(tmp_path: Path) -> None:
     how: dict[str, Any] = {"lr": 0.1, "rounds": 40}
     run = train(problem(), NormEC(0.1, 0.2), out=tmp_path / "run", logging=Logging(profile=True), **how)

@@ -183,6 +183,7 @@ def test_a_run_is_saved_and_loaded(tmp_path: Path, privacy: n.Privacy | None, ke
         trained(out=folder)
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_written_later_has_the_epsilon_of_sampled_and_scheduled_rounds(tmp_path: Path) -> None:
     for name, privacy in {
         "sampled": n.Privacy(epsilon=4.0, trust="central", relation="zero-out", sampling=0.5),

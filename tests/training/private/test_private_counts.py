@@ -114,6 +114,7 @@ def test_a_declaration_changes_no_run_s_name() -> None:
     assert make({"public_sizes": True}).digest() == make({}).digest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batches", [{}, {"batch_size": 4}, {"batch_rate": 0.5}])
 def test_a_delta_that_is_large_for_all_records_is_noted(batches: dict[str, Any]) -> None:
     """The number is that of the records that the clients hold, however many of them are in a batch."""
