@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import logging
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -248,3 +249,49 @@ def _checked(records: ResidentRecords, kind: str) -> ResidentRecords:
                     "record or leave it out"
                 )
     return records
+
+
+def with_items(given: Sequence[Any], collate: Collate | None, kind: str) -> tuple[list[Dataset[Any]], Collate | None]:
+    """Return data sets that have a length and items, and the collate function, which a DataLoader may bring."""
+    found = [map_style(dataset, f"{kind} {number}") for number, dataset in enumerate(given)]
+    loaders = [number for number, dataset in enumerate(given) if isinstance(dataset, DataLoader)]
+    if loaders:
+        others = f" and {len(loaders) - 1} more" if len(loaders) > 1 else ""
+        logging.getLogger("normec").warning(
+            "%s %d%s: of a DataLoader the data set is used, and the batches follow batch_size of the run",
+            *(kind, loaders[0], others),
+        )
+    brought = [function for _, function in found if function is not None]
+    if collate is None and brought:
+        collate = brought[0]
+    return [dataset for dataset, _ in found], collate
+
+
+def name_of(sets: Sequence[Any]) -> str | None:
+    """Return the name that a data set of `normec.data` gave to its records; None if no set has one."""
+    for dataset in sets:
+        while isinstance(dataset, Subset):
+            dataset = dataset.dataset
+        name = vars(dataset).get("name") if type(dataset) is TensorDataset else None
+        if name is not None:
+            return str(name)
+    return None
+
+
+def evaluation_sets(given: Any, clients: int) -> list[Any]:
+    """Return the sets for evaluation: none, one, or one for each client. A list of dicts is one set of items."""
+    if given is None:
+        return []
+    items = isinstance(given, list) and len(given) > 0 and all(isinstance(one, Mapping) for one in given)
+    if items or not isinstance(given, list | tuple):
+        return [given]
+    if isinstance(given, tuple) and given and all(isinstance(one, Tensor | np.ndarray) for one in given):
+        raise UsageError(
+            "test and validation need data sets, got a tuple of tensors; give TensorDataset(inputs, targets)"
+        )
+    if len(given) != clients:
+        raise UsageError(
+            f"test and validation need one data set, or one for each of {clients} clients, got {len(given)}; "
+            "if its entries are records, give torch.utils.data.Subset(records, range(len(records)))"
+        )
+    return list(given)

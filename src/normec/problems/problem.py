@@ -16,13 +16,12 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._C import _are_functorch_transforms_active as under_vmap
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import Dataset
 
 from .. import kernels
 from ..data.augment import Augment, Transform, treats_records_alone
@@ -138,7 +137,7 @@ class Problem:
         self.x0 = torch.cat([p.detach().flatten() for p in trainable.values()])
         if not isinstance(clients, Iterable):
             raise UsageError(f"clients must be a list of data sets, one for each client, got {clients!r}")
-        clients, collate = _map_style(clients, collate, "client")
+        clients, collate = records.with_items(clients, collate, "client")
         self.form = BatchForm(target, collate, self.takes_batch)
         self.records = records.gather(clients, self.form)
         self.test_names = tuple(test) if isinstance(test, Mapping) else ()
@@ -147,7 +146,8 @@ class Problem:
         given = {"test": tuple(test.values()) if isinstance(test, Mapping) else test, "validation": validation}
         counts = {"test": len(self.test_names) or len(clients), "validation": len(clients)}
         evaluated = {
-            name: _map_style(_sets(sets, counts[name]), collate, f"{name} set")[0] for name, sets in given.items()
+            name: records.with_items(records.evaluation_sets(sets, counts[name]), collate, f"{name} set")[0]
+            for name, sets in given.items()
         }
         self.test, self.validation = (
             records.gather(sets, self.form, f"{name} set") if sets else None for name, sets in evaluated.items()
@@ -157,7 +157,7 @@ class Problem:
                 first, _ = self.records.batch(0, torch.zeros(1, dtype=torch.int64))
             if not isinstance(first, Tensor):
                 raise UsageError("augment is for inputs in one tensor; for dicts and tuples use transform")
-        self.name = name if name is not None else _name_of([*clients, *evaluated["test"]])
+        self.name = name if name is not None else records.name_of([*clients, *evaluated["test"]])
         self.clients = len(clients)
         held = origins(clients)
         self.repeated = len(held.unique()) < len(held)  # whether a record occurs more than once
@@ -604,55 +604,9 @@ class _WholeBatch(nn.Module):
         return self._loss[0](self.model, batch)
 
 
-def _map_style(given: Sequence[Any], collate: Collate | None, kind: str) -> tuple[list[Dataset[Any]], Collate | None]:
-    """Return data sets that have a length and items, and the collate function, which a DataLoader may bring."""
-    found = [records.map_style(dataset, f"{kind} {number}") for number, dataset in enumerate(given)]
-    loaders = [number for number, dataset in enumerate(given) if isinstance(dataset, DataLoader)]
-    if loaders:
-        others = f" and {len(loaders) - 1} more" if len(loaders) > 1 else ""
-        logging.getLogger("normec").warning(
-            "%s %d%s: of a DataLoader the data set is used, and the batches follow batch_size of the run",
-            *(kind, loaders[0], others),
-        )
-    brought = [function for _, function in found if function is not None]
-    if collate is None and brought:
-        collate = brought[0]
-    return [dataset for dataset, _ in found], collate
-
-
 def _first(held: records.Records, number: int) -> tuple[Tree, Tree]:
     """Return the inputs and targets of the first few records of one of the `held` sets."""
     return held.batch(number, torch.arange(min(4, int(held.sizes[number]))))
-
-
-def _name_of(sets: Sequence[Any]) -> str | None:
-    """Return the name that a data set of `normec.data` gave to its records; None if no set has one."""
-    for dataset in sets:
-        while isinstance(dataset, Subset):
-            dataset = dataset.dataset
-        name = vars(dataset).get("name") if type(dataset) is TensorDataset else None
-        if name is not None:
-            return str(name)
-    return None
-
-
-def _sets(given: Evaluated | None, clients: int) -> list[Any]:
-    """Return the sets for evaluation: none, one, or one for each client. A list of dicts is one set of items."""
-    if given is None:
-        return []
-    items = isinstance(given, list) and len(given) > 0 and all(isinstance(one, Mapping) for one in given)
-    if items or not isinstance(given, list | tuple):
-        return [given]
-    if isinstance(given, tuple) and given and all(isinstance(one, Tensor | np.ndarray) for one in given):
-        raise UsageError(
-            "test and validation need data sets, got a tuple of tensors; give TensorDataset(inputs, targets)"
-        )
-    if len(given) != clients:
-        raise UsageError(
-            f"test and validation need one data set, or one for each of {clients} clients, got {len(given)}; "
-            "if its entries are records, give torch.utils.data.Subset(records, range(len(records)))"
-        )
-    return list(given)
 
 
 def _sharing_trainable(model: nn.Module) -> nn.Module:

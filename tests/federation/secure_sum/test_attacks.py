@@ -7,7 +7,6 @@ import logging
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,6 +45,7 @@ from normec.federation.secure_sum.wire import (
     encode,
 )
 
+from ...support.waiting import LIMIT
 from .parties import Federation, roster_of, terms_of
 
 replace: Callable[..., Any] = msgspec.structs.replace
@@ -214,23 +214,34 @@ def test_a_vector_is_made_once_for_an_attempt(tmp_path: Path) -> None:
     assert federation.ledgers[VICTIM].paid == [0]
 
 
+class WatchedLock:
+    """A lock that counts who has come to it."""
+
+    def __init__(self) -> None:
+        self._lock, self.came = threading.Lock(), threading.Semaphore(0)
+
+    def __enter__(self) -> None:
+        self.came.release()
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+
 def test_threads_that_ask_at_the_same_time_get_the_same_vector(tmp_path: Path) -> None:
     federation = at(tmp_path, Stage.VECTORS)
-    request, ledger = federation.server.request(VICTIM), federation.ledgers[VICTIM]
-    started, pay = threading.Barrier(3), ledger.pay
+    request, ledger, party = federation.server.request(VICTIM), federation.ledgers[VICTIM], federation.parties[VICTIM]
+    lock, pay = WatchedLock(), ledger.pay
+    party._one_at_a_time = lock  # type: ignore[assignment]
 
-    def slowly(assignment: Assignment) -> None:
-        time.sleep(0.05)  # lets the other threads run; the right result does not depend on it
+    def last(assignment: Assignment) -> None:
+        """Pay when all three threads have come to the lock."""
+        assert all(lock.came.acquire(timeout=LIMIT) for _ in range(3))
         pay(assignment)
 
-    ledger.pay = slowly  # type: ignore[method-assign]
-
-    def ask() -> bytes:
-        started.wait()
-        return federation.parties[VICTIM].answer(request)
-
+    ledger.pay = last  # type: ignore[method-assign]
     with ThreadPoolExecutor(3) as pool:
-        answers = {asked.result() for asked in [pool.submit(ask) for _ in range(3)]}
+        answers = {asked.result() for asked in [pool.submit(party.answer, request) for _ in range(3)]}
     assert len(answers) == 1
     assert ledger.paid == [0]
 
