@@ -67,7 +67,7 @@ class Entry:
         return self.make()(**own)
 
     def takes(self, argument: Literal["sizes", "participation"]) -> bool:
-        """Whether the method is built with an argument that is no setting: it follows from the problem or the run."""
+        """Whether the method is built with this argument, which follows from the problem or the run."""
         return argument in inspect.signature(self.make()).parameters
 
     def defaults(self, private: bool) -> dict[str, Any]:

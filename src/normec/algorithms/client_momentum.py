@@ -147,7 +147,7 @@ class EF21SGDM(MomentumScheme):
         server_norm: Whether the server normalises its step.
 
     Raises:
-        UsageError: `compressor` is no operator, or `client_momentum` does not lie in [0, 1).
+        UsageError: `compressor` is not an operator, or `client_momentum` does not lie in [0, 1).
 
     Example:
         >>> import torch

@@ -84,7 +84,7 @@ class DPSGD(DirectScheme):
         momentum: The momentum of the server's step.
 
     Raises:
-        UsageError: `operator` is no operator, `beta` is not positive, or `momentum` does not lie in [0, 1).
+        UsageError: `operator` is not an operator, `beta` is not positive, or `momentum` does not lie in [0, 1).
 
     Example:
         >>> import torch

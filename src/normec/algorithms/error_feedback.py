@@ -179,7 +179,7 @@ class ErrorFeedback(ErrorFeedbackScheme):
         decay: The share of the memories that is forgotten in each round.
 
     Raises:
-        UsageError: `operator` is no operator, `beta` is not positive, or `decay` does not lie in [0, 1).
+        UsageError: `operator` is not an operator, `beta` is not positive, or `decay` does not lie in [0, 1).
 
     Example:
         >>> from normec import Clip
@@ -202,7 +202,7 @@ class EF21(ErrorFeedbackScheme):
         compressor: `TopK`, `RandK`, or your own operator.
 
     Raises:
-        UsageError: `compressor` is no operator.
+        UsageError: `compressor` is not an operator.
 
     Example:
         >>> import torch
