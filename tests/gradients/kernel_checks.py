@@ -1,6 +1,6 @@
 """Triton's kernels against plain PyTorch, on a GPU or, with TRITON_INTERPRET=1, in Triton's interpreter.
 
-    TRITON_INTERPRET=1 python -m tests.gradients.kernel_checks [DEVICE]
+    TRITON_INTERPRET=1 python -m tests.gradients.kernel_checks [DEVICE PART PARTS]
 
 The interpreter multiplies no matrices of bfloat16: those checks are for a GPU.
 """
@@ -177,9 +177,10 @@ CHECKS: tuple[Callable[[str], None], ...] = (
 
 
 def main() -> int:
-    device, failed = (sys.argv[1] if len(sys.argv) > 1 else "cpu"), 0
+    device, part, parts = (sys.argv[1], int(sys.argv[2]), int(sys.argv[3])) if len(sys.argv) > 1 else ("cpu", 0, 1)
+    failed = 0
     assert kernels.usable(torch.zeros(1, device=device)), "the kernels would not be used"
-    for check in CHECKS:
+    for check in CHECKS[part::parts]:
         try:
             check(device)
             print(f"ok {check.__name__}", flush=True)
