@@ -88,12 +88,23 @@ def _kill(job: Job, victim: int, met: bool, blames: bool) -> bool:
     return blamed is not None
 
 
+# The command, whose launcher hardly waits for ranks to end by themselves after another one has failed or was killed.
+IMPATIENT = """
+from normec.__main__ import main
+from normec.distributed import launch
+
+launch._PATIENCE = launch._PATIENCE_AFTER_KILL = 0.2
+main()
+"""
+
+
 def test_a_killed_rank_brings_the_job_back_to_its_checkpoint(whole: Path, tmp_path: Path) -> None:
     assert results(killed(["-m", "normec", *TWO], (1, 0), tmp_path)) == results(whole)
 
 
 def test_a_rank_killed_before_the_ranks_have_met_is_noticed(whole: Path, tmp_path: Path) -> None:
-    assert results(killed(["-m", "normec", *TWO], (1, 0), tmp_path, met=False)) == results(whole)
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    assert results(killed([str(tmp_path / "impatient.py"), *TWO], (1, 0), tmp_path, met=False)) == results(whole)
 
 
 def test_kills_at_any_moment_of_any_process(tmp_path: Path) -> None:
@@ -115,16 +126,6 @@ def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path)
 def test_torchrun_restarts_it_too(whole: Path, tmp_path: Path) -> None:
     launcher = words(2, "-m", "normec", *RUN, max_restarts=2)
     assert results(killed(launcher, (1,), tmp_path, blames=False)) == results(whole)
-
-
-# The command, whose launcher does not wait for a rank to end by itself after another one has failed.
-IMPATIENT = """
-from normec.__main__ import main
-from normec.distributed import launch
-
-launch._PATIENCE = 0.1
-main()
-"""
 
 
 def test_a_hanging_rank_is_named(tmp_path: Path) -> None:
