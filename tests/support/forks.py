@@ -165,7 +165,6 @@ def _tell(answers: int, number: int) -> None:
 
 def _make_imports() -> None:
     import tomli_w  # noqa: F401
-    import typer.main
 
     import normec.experiments.compare
     import normec.experiments.runs
@@ -173,7 +172,6 @@ def _make_imports() -> None:
     from normec.cli.app import run
     from normec.distributed import launch
 
-    typer.main.get_command = functools.cache(typer.main.get_command)  # the parsers of all commands are made once
     shown = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with tempfile.TemporaryDirectory() as folder:
