@@ -93,6 +93,10 @@ def test_closed_forms_of_privacy_need_no_torch() -> None:
     assert printed.split("TORCH")[1:] == [" False\n", " True\n"]
 
 
+def test_a_superlink_needs_no_torch() -> None:
+    assert python("import sys, normec.federation.flower.programs\nprint('torch' in sys.modules)") == "False\n"
+
+
 @pytest.mark.slow
 def test_the_library_trains_with_torch_and_numpy_alone() -> None:
     assert "TRAINED 4" in python(ALONE)

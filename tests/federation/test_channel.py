@@ -44,6 +44,7 @@ from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
 from flwr.superlink.main import create_app  # noqa: E402
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
+from normec.errors import WireError  # noqa: E402
 from normec.federation.flower import access_control, channel, download  # noqa: E402
 from normec.federation.flower.byte_lists import ByteList  # noqa: E402
 from normec.federation.flower.channel import Channel  # noqa: E402
@@ -58,7 +59,6 @@ from normec.federation.flower.download import PartsMissing  # noqa: E402
 from normec.federation.flower.limits import MessageLimits  # noqa: E402
 from normec.federation.flower.records import SharedArrays, from_records, to_records  # noqa: E402
 from normec.federation.flower.supernode import limited_client  # noqa: E402
-from normec.federation.protocol.wire import WireError  # noqa: E402
 
 from ..support.waiting import LIMIT, wait_for  # noqa: E402
 

@@ -58,7 +58,7 @@ def killed_everywhere(folder: Path, noise: str, rounds: int, step: int) -> list[
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "rounds", "step"),
-    [("seeded", 2, 1), ("seeded", 200, 41), ("seeded correlated", 5, 3), ("seeded correlated", 200, 41)],
+    [("seeded", 2, 1), ("seeded", 200, 83), ("seeded correlated", 5, 3), ("seeded correlated", 200, 83)],
     ids=["every instant", "reserved in chunks", "correlated", "correlated, in chunks"],
 )
 def test_a_simulation_ends_in_the_same_files_wherever_it_is_killed(
