@@ -389,7 +389,8 @@ def _published(held: Held) -> list[str]:
         "account for Poisson samples. Runs on features use full gradients here, whose ε is exact, and those of CNNs "
         "draw Poisson samples, whose ε is an upper bound. On CIFAR-10 and MNIST they normalise features by noisy "
         "statistics of the training set, clipped at medians that no noise covers. Here every image is normalised "
-        "alone, so that nothing but gradients is released.",
+        "alone, on CIFAR-10 after its channels were scaled by statistics of synthetic images, so that nothing but "
+        "gradients is released. Only here are features averaged over an image and its mirror image.",
         "",
         *to_markdown(("study", "method", "test accuracy", "published"), rows),
         "",

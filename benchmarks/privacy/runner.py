@@ -26,7 +26,7 @@ from .records import Record, cell_of, percent, read, write
 from .studies import STUDIES, Cell, Study, shown
 from .trial import Measurement
 
-_LOCAL_STEPS = 4  # how much longer a round with local steps takes, about
+_LOCAL_STEPS = 8  # how much longer a round with local steps takes, about
 
 
 def run(

@@ -4,11 +4,17 @@ An image is convolved with Morlet wavelets of `SCALES` scales and `ANGLES` angle
 moduli convolved with wavelets of larger scales, are averaged over windows of 2^SCALES pixels. The filters are those of
 Oyallon and Mallat (2015). Every image is transformed and normalised alone, and nothing is fitted to the data, so that a
 guarantee for the model on the features covers everything that is learned from the records.
+
+"scattering" normalises the coefficients in groups of channels. "mirrored scattering", for photographs, first scales
+each channel by its mean and deviation in synthetic images, and then averages the features of an image and of its mirror
+image: a model need not learn both from noisy gradients.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -16,35 +22,84 @@ from torch.nn import functional as F
 from torch.utils.data import Subset, TensorDataset
 
 from normec import Problem
+from normec.errors import one_of
 from normec.models import Softmax
 from normec.problems.client_data import Records
 
 SCALES, ANGLES, GROUPS = 2, 8, 27
+SYNTHETIC = 4000  # images whose statistics scale the channels of mirrored features
 _AT_ONCE = 500  # images that are transformed together
+Transform = Callable[[Tensor], Tensor]
 
 
 def scattering(images: Tensor) -> Tensor:
     """The scattering coefficients ``[N, 81 · C, H / 4, W / 4]`` of images ``[N, C, H, W]``."""
     height, width = images.shape[2:]
-    bank = _Filters(_padded(height), _padded(width), images.device)
+    bank = _filters(_padded(height), _padded(width), images.device)
     found = [bank.apply(part, height, width) for part in images.float().split(_AT_ONCE)]
     return torch.cat(found)
 
 
 def features(images: Tensor) -> Tensor:
     """The scattering coefficients of each image, normalised in groups of channels, as one vector, at most one long."""
-    flat = F.group_norm(scattering(images), GROUPS).flatten(1)
+    return _vectors(F.group_norm(scattering(images), GROUPS))
+
+
+def mirrored_features(images: Tensor, transform: Transform) -> Tensor:
+    """The mean of the scaled coefficients of each image and its mirror image, as one normalised vector.
+
+    Args:
+        images: Images ``[N, C, H, W]`` after `transform`.
+        transform: Applied to synthetic images with values between 0 and 1 before their statistics are taken.
+    """
+    _, channels, *size = images.shape
+    synthetic = synthetic_images(SYNTHETIC, channels, max(size))[..., : size[0], : size[1]].to(images.device)
+    deviation, mean = torch.std_mean(scattering(transform(synthetic)), (0, 2, 3), keepdim=True)
+    found = []
+    for part in images.split(_AT_ONCE):
+        both = (scattering(part) + scattering(part.flip(-1))) / 2
+        found.append(_vectors(F.group_norm((both - mean) / deviation, 1)))
+    return torch.cat(found)
+
+
+def synthetic_images(count: int, channels: int, side: int) -> Tensor:
+    """Random images ``[count, channels, side, side]`` with values between 0 and 1, the same in every call.
+
+    Their amplitudes fall with the frequency f like 1/f, as in photographs (Field 1987); the channels mostly agree, and
+    the contrast differs from image to image.
+    """
+    draw, tile = torch.Generator().manual_seed(1), 2 * side  # a part of a tile is not periodic
+    frequency = torch.fft.fftfreq(tile)
+    radius = (frequency[:, None] ** 2 + frequency**2).sqrt()
+    radius[0, 0] = math.inf
+    spectrum = torch.fft.fft2(torch.randn(count, 1 + channels, tile, tile, generator=draw)) / radius
+    waves: Tensor = torch.fft.ifft2(spectrum).real[..., :side, :side]
+    waves = waves / waves.std((0, 2, 3), keepdim=True)
+    contrast = 0.22 * torch.exp(0.4 * torch.randn(count, 1, 1, 1, generator=draw))
+    return (0.47 + contrast * (waves[:, :1] + 0.25 * waves[:, 1:])).clamp(0, 1)
+
+
+def _vectors(normalised: Tensor) -> Tensor:
+    flat = normalised.flatten(1)
     return flat / math.sqrt(flat.shape[1])
 
 
-def with_features(problem: Problem) -> Problem:
-    """The problem of a softmax regression on the features of a problem with images."""
+def with_features(problem: Problem, kind: str = "scattering") -> Problem:
+    """The problem of a softmax regression on the features of a problem with images.
+
+    Args:
+        problem: A problem whose transform scales images.
+        kind: "scattering" or "mirrored scattering".
+    """
+    one_of(("scattering", "mirrored scattering"), features=kind)
+    transform = problem.transform if problem.transform is not None else torch.Tensor.float
+    computed = features if kind == "scattering" else partial(mirrored_features, transform=transform)
 
     def pairs(records: Records) -> tuple[TensorDataset, list[int]]:
         held = [records.batch(client, None) for client in range(len(records.sizes))]
         images = torch.cat([inputs for inputs, _ in held])
-        transformed = problem.transform(images) if problem.transform is not None else images
-        return TensorDataset(features(transformed), torch.cat([targets for _, targets in held])), records.sizes.tolist()
+        targets = torch.cat([targets for _, targets in held])
+        return TensorDataset(computed(transform(images)), targets), records.sizes.tolist()
 
     found, sizes = pairs(problem.records)
     test, validation = (pairs(one)[0] if one is not None else None for one in (problem.test, problem.validation))
@@ -58,6 +113,11 @@ def _padded(side: int) -> int:
     """The side of an image with half a window of its reflection around it, a multiple of the window."""
     window = int(2**SCALES)
     return ((side + window) // window + 1) * window
+
+
+@cache
+def _filters(height: int, width: int, device: torch.device) -> _Filters:
+    return _Filters(height, width, device)
 
 
 class _Filters:

@@ -36,7 +36,7 @@ class Trial:
     """A run to measure.
 
     Attributes:
-        settings: The settings of the run; `features` = "scattering" trains on features of its images.
+        settings: The settings of the run; `features` names features of its images to train on.
         seed: Its seed.
         validation: The share of the training records that is held out.
         by: "accuracy", the "area" under the ROC curve if one class is so frequent that accuracy is not informative, or
@@ -114,7 +114,7 @@ def _problem(config: RunConfig, features: str | None, device: str) -> Problem:
             _cache.pop(next(iter(_cache)))
         made = shakespeare.problem(config) if config.data == shakespeare.NAME else build.problem(config)
         found = made.to(torch.device(device))
-        _cache[key] = with_features(found) if features else found
+        _cache[key] = with_features(found, features) if features else found
     return _cache[key]
 
 

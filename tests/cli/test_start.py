@@ -12,8 +12,9 @@ import typer
 
 from normec.cli.app import app
 
+from ..support.forks import ENVIRONMENT
 from ..support.waiting import LIMIT
-from .command import ENVIRONMENT, normec, start
+from .command import normec, start
 
 HELP = """
 import sys

@@ -63,11 +63,12 @@ def updates(problem: Many, x: Array, steps: int, local_lr: Array) -> Array:
 
 def normec(
     problem: Many, alpha: Array, beta: Array, gamma: Array, memory: Array, rounds: int, *, sigma: float = 0.0,
-    decay: Array = 0.0, seed: int = 0, steps: int = 1, local_lr: Array = 0.0,
+    decay: Array = 0.0, seed: int = 0, steps: int = 1, local_lr: Array = 0.0, coins: Array | None = None,
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """‖∇f(x^k)‖ [m, rounds], and the largest memory errors before and after each update [m, rounds].
 
-    Memories follow the mean gradients on the paths of local steps, which are the gradients if there is one step.
+    Memories follow the mean gradients on the paths of local steps, which are the gradients if there is one step. With
+    coins [rounds, m, n] a client takes part where its coin is true, and errors after updates are means over clients.
     """
     rng = np.random.default_rng(seed)
     column = lambda v: np.broadcast_to(np.asarray(v, dtype=float), (len(problem.x0),))[:, None, None]  # noqa: E731
@@ -81,9 +82,10 @@ def normec(
         v = grads - g
         length = np.linalg.norm(v, axis=-1, keepdims=True)
         before[:, k] = length[..., 0].max(1)
-        message = v / (a + length)
+        message = v / (a + length) * (1 if coins is None else coins[k][..., None])
         g = (1 - lam) * g + b * message
-        after[:, k] = np.linalg.norm(grads - g, axis=-1).max(1)
+        left = np.linalg.norm(grads - g, axis=-1)
+        after[:, k] = left.max(1) if coins is None else left.mean(1)
         sent = message + sigma * rng.normal(size=message.shape) if sigma else message
         estimate = (1 - lam[:, 0]) * estimate + b[:, 0] * sent.mean(1)
         size = np.linalg.norm(estimate, axis=-1, keepdims=True)

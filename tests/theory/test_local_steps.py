@@ -75,3 +75,46 @@ def test_one_step_is_theorem_2() -> None:
 def test_a_convex_bound_needs_a_small_local_step() -> None:
     with pytest.raises(UsageError, match=r"local_lr must be at most 2/L_max = 1, got 1.5"):
         theory.local_drift(L_max=2.0, steps=3, local_lr=1.5, B=1.0, convex=True)
+
+
+@pytest.mark.parametrize("rate", [0.2, 0.7])
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_bound_with_sampled_clients_holds_in_expectation(steps: int, rate: float) -> None:
+    """The expected errors of the memories, and the mean of the gradients' norms, over 200 draws of the clients."""
+    m, rounds, draws = 30, 40, 200
+    rng = np.random.default_rng(steps)
+    problem = problems(m, False)
+    constants = problem.constants
+    eta = 10 ** rng.uniform(-3, -1, m) / constants["L_max"]
+    alpha, R = 10 ** rng.uniform(-1, 0.5, m), 10 ** rng.uniform(-1, 0.5, m)
+    beta = alpha * rng.uniform(0.2, 1, m)
+    local = {"steps": steps, "local_lr": eta}
+    gamma = 0.02 / constants["L_max"] * rng.uniform(0.3, 1, m)
+    memory = instances.start_memory(problem, R, rng, **local)
+    known = {**constants, "R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds}
+    norms, errors = np.zeros(m), np.zeros((rounds, m))
+    for seed in range(draws):
+        coins = np.random.default_rng(seed).uniform(size=(rounds, *memory.shape[:2])) < rate
+        found, _, after = instances.normec(problem, alpha, beta, gamma, memory, rounds, coins=coins, **local)
+        norms += found.mean(1) / draws
+        errors += after.T / draws
+    grad_max = np.linalg.norm(problem.gradients(problem.x0), axis=-1).max(1)
+    B = theory.gradient_bound(grad_max=grad_max, L_max=constants["L_max"], gamma=gamma, rounds=rounds)
+    assert (norms <= theory.sampled_clients(**known, **local, sample_rate=rate, B=B)).all()
+    w, largest = R.copy(), R.copy()
+    move = gamma * theory.local_smoothness(L_max=constants["L_max"], **local)
+    for k in range(rounds):
+        w = w * (1 - rate * beta / (alpha + largest))
+        assert (errors[k] <= w + 0.1 * R).all(), k
+        w, largest = w + move, largest + move
+
+
+def test_clients_that_are_never_or_always_drawn() -> None:
+    numbers = {"L": 1.0, "L_max": 2.0, "R": 0.3, "alpha": 0.5, "beta": 0.4, "gamma": 0.02, "rounds": 50, "F0": 3.0}
+    noise = {"sigma": 0.1, "dim": 7, "clients": 5, "start_gap": 0.2}
+    always = theory.sampled_clients(**numbers, **noise, sample_rate=1.0)
+    assert always >= theory.theorem2(**numbers, **noise, form="tracked")
+    still = theory.sampled_clients(**{**numbers, "gamma": 1e-9}, sample_rate=1e-12)
+    assert still == pytest.approx(3.0 / (1e-9 * 50) + 2 * 0.3)
+    with pytest.raises(UsageError, match=r"beta must be at most alpha = 0.5, got 0.6"):
+        theory.sampled_clients(**{**numbers, "beta": 0.6}, sample_rate=0.5)

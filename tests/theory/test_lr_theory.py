@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from normec import DPSGD, Clip, Logging, Memory, NormEC, Poisson, Privacy, train
+from normec import DPSGD, Clip, Clip21SGD2M, Logging, Memory, NormEC, Poisson, Privacy, train
 from normec import theory as th
 from normec.errors import UsageError
 from normec.experiments import build
@@ -44,6 +44,39 @@ def test_train_takes_the_step_size_of_the_theory_and_the_theorem_holds() -> None
         F0=constants.F0,
     )
     assert min(run.history["grad_norm"]) <= bound
+
+
+def test_clip21_sgd2m_takes_the_step_size_with_the_best_bound_and_keeps_it() -> None:
+    method, rounds = Clip21SGD2M(tau=1.0, beta=0.8, client_momentum=0.5), 60
+    run = train(problem(), method, lr="theory", rounds=rounds, logging=Logging(every=1))
+    gamma = th.step_size(problem(), method, rounds)
+    assert torch.equal(run.x, train(problem(), method, lr=gamma, rounds=rounds).x)
+    constants = th.constants_of(problem())
+
+    def bound(size: float) -> float:
+        return float(
+            th.clip21_sgd2m(
+                L=constants.L,
+                L_max=constants.L_max,
+                F0=constants.F0,
+                tau=1.0,
+                beta=0.8,
+                client_momentum=0.5,
+                gamma=size,
+                rounds=rounds,
+                average_error=constants.grad_max,
+            )
+        )
+
+    assert min(run.history["grad_norm"]) <= bound(gamma) < min(bound(gamma / 2), bound(2 * gamma))
+
+
+@pytest.mark.parametrize("setting", [{"decay": 0.1}, {"beta": 1.5}])
+def test_clip21_sgd2m_is_refused_where_the_theorem_does_not_hold(setting: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="clip21-sgd2m with beta at most 1 and without decay, noise and warm-up"):
+        th.step_size(problem(), Clip21SGD2M(tau=1.0, **setting), 10)
+    with pytest.raises(UsageError, match="without decay, noise and warm-up"):
+        th.step_size(problem(), Clip21SGD2M(tau=1.0), 10, warmup=2)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

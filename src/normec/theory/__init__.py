@@ -1,21 +1,23 @@
 """The theorems as functions of numbers: bounds and their conditions, as stated in the paper and as corrected.
 
-    memory         how a memory follows its gradient: γ_max, the invariant, warm-up
-    nonprivate     Theorem 1, Corollary 1
-    private        Theorem 2, Corollary 2, the number of clients that a guarantee needs
-    local_steps    the same with local steps, by a proof of our own
-    forgetting     a bound whose noise does not grow with the rounds
-    other_methods  Clip21, EF21, gradient descent
-    constants      L_i, L, L_max, F0 and R; problem_constants: those of a trainable problem
-    planning       parameters for a horizon, with their guarantee
-    step_sizes     the step size for a method with given parameters
+    memory           how a memory follows its gradient: γ_max, the invariant, warm-up
+    nonprivate       Theorem 1, Corollary 1
+    private          Theorem 2, Corollary 2, the number of clients that a guarantee needs
+    local_steps      the same with local steps and sampled clients, by proofs of our own
+    forgetting       a bound whose noise does not grow with the rounds
+    client_momentum  Clip21-SGD2M, by a proof of our own
+    other_methods    Clip21, EF21, gradient descent
+    constants        L_i, L, L_max, F0 and R; problem_constants: those of a trainable problem
+    planning         parameters for a horizon, with their guarantee
+    step_sizes       the step size for a method with given parameters
 
 `rounds` is K + 1 everywhere. Proofs and errata: docs/concepts/theory.md.
 """
 
+from .client_momentum import clip21_sgd2m, clip21_sgd2m_gamma
 from .constants import Constants, quadratic_constants
 from .forgetting import balanced, best_decay, forgetting, gradient_bound, noise_factor, utility
-from .local_steps import local_drift, local_smoothness, local_steps
+from .local_steps import local_drift, local_smoothness, local_steps, sampled_clients
 from .memory import (
     W,
     error_after_update,
@@ -51,6 +53,8 @@ __all__ = [
     "best_beta0",
     "best_decay",
     "clip21",
+    "clip21_sgd2m",
+    "clip21_sgd2m_gamma",
     "clip21_tau",
     "constants_of",
     "corollary1",
@@ -78,6 +82,7 @@ __all__ = [
     "propose",
     "quadratic_constants",
     "resting_error",
+    "sampled_clients",
     "signal",
     "smallest_D",
     "smallest_clients",

@@ -1,16 +1,16 @@
-"""NormEC with local steps, which is Fed-α-NormEC with every client in every round: a bound of our own.
+"""NormEC with local steps and with sampled clients, which is Fed-α-NormEC: bounds of our own.
 
 Client i makes K steps y ← y − η ∇f_i(y) from x, with all of its records, and w_i(x), the mean gradient on its path,
-takes the place of ∇f_i(x). The theorems need only that w_i is Lipschitz and close to ∇f_i. The proof is in
-docs/concepts/theory.md.
+takes the place of ∇f_i(x). The theorems need only that w_i is Lipschitz and close to ∇f_i. A client that is not drawn
+keeps its memory. The proofs are in docs/concepts/theory.md.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .argument_checks import Numbers, Value, below, non_negative, plain, positive, whole
-from .private import theorem2
+from .argument_checks import Array, Numbers, Value, below, non_negative, plain, positive, whole
+from .private import noise_term, theorem2
 
 
 def local_smoothness(*, L_max: Numbers, steps: Numbers, local_lr: Numbers, convex: bool = False) -> Value:
@@ -144,3 +144,76 @@ def local_steps(
         form=form,
     )
     return plain(bound + 2 * np.asarray(drift))
+
+
+def sampled_clients(
+    *,
+    L: Numbers,
+    L_max: Numbers,
+    R: Numbers,
+    alpha: Numbers,
+    beta: Numbers,
+    gamma: Numbers,
+    rounds: int,
+    F0: Numbers,
+    sample_rate: Numbers,
+    steps: Numbers = 1,
+    local_lr: Numbers = 1.0,
+    B: Numbers = 0.0,
+    convex: bool = False,
+    sigma: Numbers = 0.0,
+    dim: Numbers = 1,
+    clients: Numbers = 1,
+    start_gap: Numbers = 0.0,
+) -> Value:
+    """`local_steps` if each client takes part in a round with probability q, for β ≤ α; a bound on min E‖∇f(x^k)‖.
+
+    That is F0/(γ·rounds) + 2 mean_k w_k + Lγ/2 + noise + 2·`local_drift`, where w_k = r_k(1 − qβ/(α + R + kγΛ)) bounds
+    the expected errors of the memories after round k, with r_0 = R and r_{k+1} = w_k + γΛ.
+
+    Args:
+        L: The smoothness of f.
+        L_max: The largest smoothness of the f_i.
+        R: A bound on max_i ‖w_i(x⁰) − g_i⁰‖, the memories' errors at the start.
+        alpha: α of the smoothed normalisation.
+        beta: β, the step of the memories.
+        gamma: The server's step size γ.
+        rounds: The number of rounds.
+        F0: f(x⁰) − f_inf.
+        sample_rate: The probability q with which each client takes part in a round, independently.
+        steps: The number of local steps; without local steps it is 1.
+        local_lr: The step size η of a local step.
+        B: A bound on the norms of the clients' gradients at the server's points; not needed with one step.
+        convex: Whether all f_i are convex.
+        sigma: The standard deviation of one client's noise, per coordinate, as if all clients sent noise.
+        dim: The dimension d of x.
+        clients: The number of clients n.
+        start_gap: ‖ĝ⁰ − mean g_i⁰‖.
+
+    Returns:
+        The bound, or an array of bounds if an argument is an array.
+
+    Raises:
+        UsageError: A value is out of range, or β exceeds α.
+
+    Example:
+        >>> numbers = dict(L=1.0, L_max=1.0, R=0.1, alpha=1.0, beta=1.0, gamma=0.01, rounds=1000, F0=1.0)
+        >>> round(sampled_clients(**numbers, sample_rate=0.5), 3)
+        0.325
+    """
+    positive(L=L, alpha=alpha, beta=beta, gamma=gamma, sample_rate=sample_rate)
+    non_negative(R=R, F0=F0, sigma=sigma, start_gap=start_gap)
+    below(1.0, "1", sample_rate=sample_rate)
+    below(alpha, "alpha", beta=beta)
+    whole(1, dim=dim, clients=clients, rounds=rounds)
+    move = np.asarray(gamma) * local_smoothness(L_max=L_max, steps=steps, local_lr=local_lr, convex=convex)
+    drift = np.asarray(local_drift(L_max=L_max, steps=steps, local_lr=local_lr, B=B, convex=convex))
+    error = largest = np.asarray(R, dtype=np.float64)
+    total: Array = np.zeros_like(error)
+    for _ in range(int(rounds)):
+        after = error * (1 - np.asarray(sample_rate) * beta / (alpha + largest))
+        total = total + after
+        error, largest = after + move, largest + move
+    noise = noise_term(beta=beta, sigma=sigma, dim=dim, clients=clients, rounds=rounds)
+    gap = 2 * total / rounds + np.asarray(L) * gamma / 2 + noise + 2 * np.asarray(start_gap) + 2 * drift
+    return plain(np.asarray(F0) / (np.asarray(gamma) * rounds) + gap)

@@ -78,8 +78,16 @@ def theorem2(
     if form == "paper":
         return plain(base + 2 * np.asarray(beta) * sigma * root(rounds))
     walk = _mean_root(rounds, warmup) if form in ("sharper", "tracked") else root(np.asarray(rounds) + warmup)
-    noise = np.asarray(beta) * sigma * root(np.asarray(dim) / clients) * walk
-    return plain(base + 2 * noise + 2 * np.asarray(start_gap))
+    return plain(base + _noise(beta, sigma, dim, clients, walk) + 2 * np.asarray(start_gap))
+
+
+def noise_term(*, beta: Numbers, sigma: Numbers, dim: Numbers, clients: Numbers, rounds: Numbers) -> Value:
+    """The term of the noise in the form "sharper": 2βσ√(d/n) times the mean of √(k+1) over the rounds, from above."""
+    return _noise(beta, sigma, dim, clients, _mean_root(rounds))
+
+
+def _noise(beta: Numbers, sigma: Numbers, dim: Numbers, clients: Numbers, walk: Numbers) -> Value:
+    return plain(2 * np.asarray(beta) * sigma * root(np.asarray(dim) / clients) * walk)
 
 
 def _mean_root(rounds: Numbers, warmup: Numbers = 0) -> Value:

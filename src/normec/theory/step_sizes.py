@@ -6,11 +6,13 @@ import math
 
 import numpy as np
 
+from ..algorithms.client_momentum import Clip21SGD2M
 from ..algorithms.direct import GD
 from ..algorithms.error_feedback import EF21, NormEC
 from ..algorithms.method import Method
 from ..errors import UsageError
 from ..problems.objective import Objective
+from .client_momentum import clip21_sgd2m
 from .constants import Constants
 from .guarantees import guarantees, warmed_up
 from .other_methods import ef21_gamma
@@ -30,7 +32,8 @@ def step_size(
     """γ with the best guarantee for this method, problem and horizon.
 
     NormEC with server normalisation: the γ that minimises the tracked bound (of Theorem 2, or with decay).
-    EF21: 1/(L + L̃√(b/θ)). GD: 1/L. Any other method has no guarantee here and is refused.
+    Clip21-SGD2M without decay, noise and warm-up: the γ that minimises `clip21_sgd2m`. EF21: 1/(L + L̃√(b/θ)). GD: 1/L.
+    Any other method has no guarantee here and is refused.
 
     Args:
         problem: The problem that is minimised.
@@ -56,14 +59,23 @@ def step_size(
     """
     if warmup >= rounds:
         raise UsageError(f"warmup must be below the {rounds} rounds, got {warmup}")
-    if type(method) not in (NormEC, EF21, GD) or (type(method) is NormEC and not method.server_norm):
+    covered = {
+        NormEC: getattr(method, "server_norm", False),
+        Clip21SGD2M: not (getattr(method, "decay", 0.0) or sigma or warmup) and getattr(method, "beta", 1.0) <= 1,
+        EF21: True,
+        GD: True,
+    }
+    if not covered.get(type(method), False):
         raise UsageError(
             f"no theorem gives a step size for {method.name} as it is set; lr='theory' is for normec with "
-            "server_norm=true, ef21 and gd; give lr as a number"
+            "server_norm=true, clip21-sgd2m with beta at most 1 and without decay, noise and warm-up, ef21 and gd; "
+            "give lr as a number"
         )
     constants = constants_of(problem, lower=lower)
     if isinstance(method, NormEC):
         return _normec(constants, method, rounds, warmup, start, sigma)
+    if isinstance(method, Clip21SGD2M):
+        return _clip21_sgd2m(constants, method, rounds, start)
     if isinstance(method, EF21):
         left = method.operator.contraction(1.0, constants.dim) ** 2
         return float(ef21_gamma(L=constants.L, L_tilde=constants.L_tilde, contraction=1 - left))
@@ -80,4 +92,20 @@ def _normec(c: Constants, method: NormEC, rounds: int, warmup: int, start: str, 
     ideal = math.sqrt(2 * c.F0 / (c.L * rounds))
     sizes = ideal * np.logspace(-4, 1, 300)
     found = guarantees(c, alpha, method.beta, sizes, method.decay, rounds - warmup, before, sigma, warmup)
+    return float(sizes[int(np.argmin(found))])
+
+
+def _clip21_sgd2m(c: Constants, method: Clip21SGD2M, rounds: int, start: str) -> float:
+    sizes = np.logspace(-5, 0, 200) / c.L
+    found = clip21_sgd2m(
+        L=c.L,
+        L_max=c.L_max,
+        F0=c.F0,
+        tau=method.tau,
+        beta=method.beta,
+        client_momentum=method.client_momentum,
+        gamma=sizes,
+        rounds=rounds,
+        average_error=0.0 if start == "gradient" else c.grad_max,
+    )
     return float(sizes[int(np.argmin(found))])

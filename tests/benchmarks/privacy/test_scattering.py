@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.privacy import scattering
-from normec import Problem
+from normec import Problem, UsageError
 from normec.experiments import build
 from normec.settings import make
 
@@ -53,6 +53,7 @@ def test_transposing_an_image_exchanges_the_wavelets_of_the_two_axes() -> None:
     assert torch.allclose(first[4], other[0], rtol=1e-2)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("side", [28, 32])
 def test_features_of_an_image_depend_on_it_alone(side: int) -> None:
     x = images(4, side)
@@ -61,6 +62,53 @@ def test_features_of_an_image_depend_on_it_alone(side: int) -> None:
     assert bool((found.norm(dim=1) <= 1).all())
     alone = torch.cat([scattering.features(one[None]) for one in x])
     assert torch.allclose(found, alone, atol=1e-6)
+
+
+def identity(x: Tensor) -> Tensor:
+    return x
+
+
+def test_mirrored_features_are_those_of_the_mirror_image_and_of_the_image_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scattering, "SYNTHETIC", 20)
+    x = images(3)
+    found = scattering.mirrored_features(x, identity)
+    assert torch.allclose(found.norm(dim=1), torch.ones(3), atol=1e-4)
+    assert torch.allclose(found, scattering.mirrored_features(x.flip(-1), identity), atol=1e-6)
+    assert not torch.allclose(found, scattering.mirrored_features(x.flip(-2), identity), atol=1e-3)
+    alone = torch.cat([scattering.mirrored_features(one[None], identity) for one in x])
+    assert torch.allclose(found, alone, atol=1e-6)
+
+
+def test_channels_have_the_same_scale_in_synthetic_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the features of an image are averaged with those of its mirror image, which reduces some deviations."""
+    monkeypatch.setattr(scattering, "SYNTHETIC", 40)
+    x = scattering.synthetic_images(40, 3, 32)
+    plain = scattering.scattering(x).std((0, 2, 3))
+    scaled = scattering.mirrored_features(x, identity).view(40, 243, 64).std((0, 2))
+    assert float(plain.max() / plain.min()) > 10
+    assert float(scaled.max() / scaled.min()) < 3
+
+
+def test_the_amplitudes_of_synthetic_images_fall_like_one_over_the_frequency() -> None:
+    x = scattering.synthetic_images(100, 3, 64)
+    assert x.shape == (100, 3, 64, 64)
+    assert float(x.min()) >= 0
+    assert float(x.max()) <= 1
+    assert torch.equal(x, scattering.synthetic_images(100, 3, 64))
+    window = torch.hann_window(64, periodic=False)
+    waves = (x - x.mean((2, 3), keepdim=True)) * window[:, None] * window
+    rows = torch.fft.fft2(waves).abs().mean((0, 1))[0, 4:17]
+    frequency = torch.arange(4.0, 17.0).log()
+    slope = float(((rows.log() - rows.log().mean()) * (frequency - frequency.mean())).sum() / frequency.var() / 12)
+    assert -1.25 < slope < -0.75
+
+
+def test_other_features_are_refused() -> None:
+    problem = build.problem(make({"data": "digits", "clients": 7, "seed": 0}))
+    with pytest.raises(UsageError, match="unknown features 'sift'; choose from scattering, mirrored scattering"):
+        scattering.with_features(problem, "sift")
 
 
 @pytest.mark.slow
