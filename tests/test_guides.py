@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .cli.command import normec, python
+from .cli.command import completed, normec
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -58,7 +58,7 @@ def program(page: Path, folder: Path) -> str:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
 def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(program(page, tmp_path))
-    printed(python(tmp_path / "page.py", tmp_path))
+    printed(completed("page.py", cwd=tmp_path))
     for language, _, text in blocks(page):
         for line in COMMAND.findall(text) if language == "console" else ():
             printed(normec(*shlex.split(line), cwd=tmp_path))
@@ -69,7 +69,7 @@ def test_the_readme_reaches_the_accuracy_of_the_command_line(tmp_path: Path) -> 
     (tmp_path / "readme.py").write_text(
         program(ROOT / "README.md", tmp_path) + '\nprint(run.history["accuracy"][-1])\n'
     )
-    assert float(printed(python(tmp_path / "readme.py", tmp_path)).split()[-1]) > 0.95
+    assert float(printed(completed("readme.py", cwd=tmp_path)).split()[-1]) > 0.95
 
 
 def test_pages_that_run_are_found() -> None:

@@ -106,6 +106,13 @@ def install(python: Path, *what: str) -> None:
     call([python, "-m", "pip", "install", *usual, *what], python.parent)
 
 
+@pytest.fixture(scope="module")
+def python_with_extras(python: Path, wheel: Path) -> Path:
+    """The same environment with `normec[all]`."""
+    install(python, f"{wheel}[all]")
+    return python
+
+
 def test_both_archives_hold_every_file_of_the_package_and_the_wheel_nothing_else(built: Path, wheel: Path) -> None:
     listed = subprocess.run(["git", "ls-files", "src/normec"], cwd=ROOT, capture_output=True, text=True, check=True)
     files = set(listed.stdout.split())
@@ -130,34 +137,20 @@ def test_without_extras_it_trains_saves_and_resumes(python: Path, wheel: Path, t
 
 
 def test_an_engineer_goes_from_nothing_to_a_private_model_and_its_page(
-    python: Path, wheel: Path, tmp_path: Path
+    python_with_extras: Path, tmp_path: Path
 ) -> None:
-    install(python, f"{wheel}[all]")
     (tmp_path / "hospitals.py").write_text(HOSPITALS)
-    epsilon, accuracy = map(float, call([python, "hospitals.py"], tmp_path).split())
+    epsilon, accuracy = map(float, call([python_with_extras, "hospitals.py"], tmp_path).split())
     assert epsilon <= 4
     assert accuracy > 0.85
-    call([python, "-m", "normec", "report", "run-hospitals"], tmp_path)
+    call([python_with_extras, "-m", "normec", "report", "run-hospitals"], tmp_path)
     assert "4" in (tmp_path / "run-hospitals" / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_researcher_compares_a_method_of_her_own(python: Path, wheel: Path, tmp_path: Path) -> None:
-    install(python, f"{wheel}[all]")
+def test_a_researcher_compares_a_method_of_her_own(python_with_extras: Path, tmp_path: Path) -> None:
     (tmp_path / "signs.py").write_text(METHOD)
-    shared = [
-        "--data",
-        "digits",
-        "--clients",
-        "10",
-        "--rounds",
-        "20",
-        "--lr",
-        "0.1",
-        "--out",
-        "compared",
-        "--json",
-        "--quiet",
-    ]
-    found = json.loads(call([python, "-m", "normec", "compare", "normec", "signs.py:Signs", *shared], tmp_path))
+    shared = ["--data", "digits", "--clients", "10", "--rounds", "20", "--lr", "0.1", "--out", "compared"]
+    command = [python_with_extras, "-m", "normec", "compare", "normec", "signs.py:Signs", *shared, "--json", "--quiet"]
+    found = json.loads(call(command, tmp_path))
     assert len(found["rows"]) == 2
     assert list((tmp_path / "compared").glob("*.html"))

@@ -87,6 +87,10 @@ class BudgetSpent(RuntimeError):  # noqa: N818  (a state of the run, not a mista
         return known
 
 
+class WireError(ValueError):
+    """A message of a federation violates a rule of the format. The error names the rule and nothing of the contents."""
+
+
 class Unwritable(OSError):  # noqa: N818  (a state of the disk, not a mistake of the caller)
     """A file could not be written; the message names its path. Files that were complete before are still complete."""
 

@@ -35,7 +35,7 @@ from normec.experiments.audit import audit_method
 from ..support.reference import Vector, clip, norm
 from ..support.runs import InterruptAt
 
-N, D, ROUNDS, LR, TAU = 6, 5, 200, 0.02, 3.0
+N, D, ROUNDS, LR, TAU = 6, 5, 60, 0.02, 3.0
 CENTRES = 3 * np.random.default_rng(7).normal(size=(N, D)) * np.arange(1, N + 1)[:, None]
 INNER: dict[str, Method] = {
     "dpsgd": DPSGD(Clip(TAU), beta=0.5, momentum=0.3),
@@ -103,7 +103,7 @@ def test_the_threshold_finds_the_quantile_under_noise() -> None:
     lengths = sorted(norm(c) for c in CENTRES)
     method = AdaptiveClip(DPSGD(Clip(0.01)), quantile=0.6, threshold_lr=0.1, bit_weight=0.5)
     privacy = Privacy(sigma=0.05, trust="secure-sum")
-    run = train(problem(), method, lr=0.0, rounds=400, seed=3, privacy=privacy)
+    run = train(problem(), method, lr=0.0, rounds=200, seed=3, privacy=privacy)
     assert lengths[2] < float(run.state.server["threshold"]) < lengths[4]
 
 
@@ -130,6 +130,7 @@ def test_its_epsilon_is_that_of_one_release_of_length_one() -> None:
     assert (spent[0].epsilon, spent[0].sigma) == (spent[1].epsilon, spent[1].sigma)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", INNER)
 def test_a_run_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"lr": LR, "rounds": 15, "seed": 1, "participation": FixedSize(2)}

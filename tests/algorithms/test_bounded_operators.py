@@ -154,7 +154,7 @@ def test_rows_are_independent_and_the_input_is_left_alone(operator: Operator) ->
     assert torch.equal(v, before)
 
 
-@pytest.mark.parametrize("d", [1000, 1023, 1024, 270_000, 10_000_000])
+@pytest.mark.parametrize("d", [1000, 1023, 1024, 270_000, pytest.param(10_000_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("small", [2.4e-4, 5e-4])
 @pytest.mark.parametrize("operator", [SmoothedNorm(0.0), Clip(1.0)])
 def test_many_small_coordinates_after_a_few_large_ones_do_not_lengthen_a_message(

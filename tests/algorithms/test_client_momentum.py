@@ -21,7 +21,7 @@ from ..support.problems import shifted
 from ..support.reference import Vector, clip, largest, norm, unit
 from ..support.runs import InterruptAt
 
-N, D, ROUNDS = 5, 7, 200
+N, D, ROUNDS = 5, 7, 60
 LR, P = 0.01, 0.8
 CASES: dict[str, tuple[Method, dict[str, Any]]] = {
     "normec": (MomentumNormEC(0.1, 0.3, P), {"psi": lambda v: v / (0.1 + norm(v)), "beta": 0.3, "sn": True}),
@@ -90,6 +90,7 @@ def test_averages_and_memories_start_from_the_first_gradients() -> None:
     np.testing.assert_allclose(run.state.clients["momentum"].numpy(), v, rtol=0, atol=1e-10)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("method", "plain"),
     [
@@ -105,6 +106,7 @@ def test_without_momentum_it_is_the_plain_method(method: Method, plain: Method) 
     )
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"lr": LR, "rounds": 15, "seed": 1, "participation": FixedSize(2)}

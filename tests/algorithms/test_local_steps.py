@@ -15,7 +15,7 @@ from normec.errors import UsageError
 from ..support.problems import shifted
 from ..support.reference import Logistic, Vector, clip, norm, unit
 
-N, D, ROUNDS = 5, 7, 200
+N, D, ROUNDS = 5, 7, 60
 K, LOCAL_LR = 4, 0.05
 
 

@@ -66,7 +66,7 @@ def remembered(run: normec.Run) -> Any:
     return tables.get("memory", tables.get("last"))
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("memory", ["device", "disk"])
 @pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13, trust="local")], ids=["plain", "sum", "local"])
 @pytest.mark.parametrize("drawn", [None, FixedSize(2)], ids=["all", "drawn"])

@@ -17,7 +17,7 @@ from normec.privacy.mechanism import facts_of
 from ..support.reference import Logistic, Vector, clip
 from ..support.runs import InterruptAt
 
-N, D, RECORDS, ROUNDS, K = 5, 4, 6, 200, 4
+N, D, RECORDS, ROUNDS, K = 5, 4, 6, 50, 4
 LOCAL = LocalSteps(steps=K, lr=0.1)
 DRAW = np.random.default_rng(2)
 DATA = Logistic(

@@ -113,7 +113,7 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return said.err
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("damage", SPENT.values(), ids=SPENT.keys())
 def test_an_epsilon_that_its_ledger_does_not_bear_out_is_not_shown(
     copied: Path, damage: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
@@ -184,7 +184,7 @@ def test_a_ledger_whose_lines_charge_too_little_is_not_shown(
         assert "ledger.jsonl is" in refused(capsys, *words)
 
 
-@pytest.mark.quick_cases(1)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("name", "now"),
     [("delta", 1e-12), ("unit", "record"), ("relation", "replace"), ("trust", "local"), ("noise", "secure")],
@@ -314,7 +314,7 @@ UNREADABLE = {
 }
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("damage", "name"), UNREADABLE.values(), ids=UNREADABLE.keys())
 def test_a_run_to_be_resumed_that_has_lost_a_file_is_refused_and_left_alone(
     copied: Path, damage: Callable[[Path], Any], name: str, capsys: pytest.CaptureFixture[str]

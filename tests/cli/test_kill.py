@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from ..support.forks import Fork
 from ..support.runs import results
-from ..support.waiting import LIMIT
-from .command import ENVIRONMENT, normec, popen
+from .command import completed, normec
 
 RUN = ["train", "--rounds", "150", "--batch-size", "12", "--seed", "0", "--set", "checkpoint_seconds=0.0", "--quiet"]
 
@@ -42,10 +40,10 @@ main()
 """
 
 
-def held(flushes: int, *arguments: str, cwd: Path) -> subprocess.Popen[str]:
+def held(flushes: int, *arguments: str, cwd: Path) -> Fork:
     """The command, which has flushed so much and will not end before its standard input does."""
-    process = popen([sys.executable, "-c", HELD, str(flushes), *arguments], cwd)
-    assert process.stdout is not None
+    (cwd / "held.py").write_text(HELD)
+    process = Fork(["held.py", str(flushes), *arguments], cwd)
     assert process.stdout.readline() == "training\n", process.communicate()[1]
     return process
 
@@ -72,8 +70,6 @@ def test_sigkill_at_random_instants(tmp_path: Path) -> None:
 AT_THE_NTH = """
 import os, signal, sys
 from pathlib import Path
-import safetensors.torch, sklearn.datasets, tomli_w
-import normec.experiments.runs  # imported once here, so that each forked child is quick
 from normec.cli.app import run
 
 def die_at(nth, arguments):
@@ -102,10 +98,7 @@ while True:
     status = os.waitpid(child, 0)[1]
     if os.WIFEXITED(status):
         sys.exit(0 if os.WEXITSTATUS(status) == 0 else 1)
-    child = os.fork()
-    if child == 0:
-        os._exit(run(arguments + ["--out", f"nth-{nth}"]))
-    if os.waitpid(child, 0)[1] != 0:
+    if run(arguments + ["--out", f"nth-{nth}"]) != 0:
         sys.exit(f"could not go on after a kill at instant {nth}")
     if nth >= int(sys.argv[1]):
         sys.exit(0)
@@ -117,14 +110,8 @@ while True:
 def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> None:
     arguments = ["train", "--rounds", "2", "--clients", "5", "--seed", "0", "--quiet", *words]
     arguments += ["--set", "checkpoint_seconds=0.0"]
-    done = subprocess.run(
-        [sys.executable, "-c", AT_THE_NTH, "200", *arguments],
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    (tmp_path / "at_the_nth.py").write_text(AT_THE_NTH)
+    done = completed("at_the_nth.py", "200", *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     runs = sorted(tmp_path.glob("nth-*"))
     assert len(runs) >= 20
@@ -141,7 +128,7 @@ def test_ctrl_c_stops_after_the_round_and_says_how_to_go_on(tmp_path: Path) -> N
     command = [*RUN[:-1], "--out", "run"]
     process = held(8, *command, cwd=tmp_path)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=LIMIT)  # which ends its standard input
+    _, said = process.communicate()  # which ends its standard input
     assert process.returncode == 130, said
     assert "stopped after round" in said
     again = said[said.index("to continue: ") :].split()[2:]

@@ -12,8 +12,9 @@ import pytest
 
 from normec.report.run_view import read_run
 
+from ..support.forks import ENVIRONMENT
 from ..support.waiting import LIMIT
-from .command import COMMAND, ENVIRONMENT, normec
+from .command import COMMAND, normec
 
 METHOD = Path(__file__).parents[1] / "federation" / "methods" / "my_method.py"
 FILE = f"{METHOD}:Clip21SGDM"

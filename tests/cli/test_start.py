@@ -12,8 +12,9 @@ import typer
 
 from normec.cli.app import app
 
+from ..support.forks import ENVIRONMENT
 from ..support.waiting import LIMIT
-from .command import ENVIRONMENT, normec, start
+from .command import normec, start
 
 HELP = """
 import sys
@@ -90,6 +91,10 @@ def test_closed_forms_of_privacy_need_no_torch() -> None:
     printed = python(CLOSED_FORMS)
     assert "epsilon = 8 at delta" in printed
     assert printed.split("TORCH")[1:] == [" False\n", " True\n"]
+
+
+def test_a_superlink_needs_no_torch() -> None:
+    assert python("import sys, normec.federation.flower.programs\nprint('torch' in sys.modules)") == "False\n"
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import csv
 import json
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -17,9 +16,9 @@ from normec.cli.sweep_progress import SweepProgress, duration
 from normec.experiments import grid, runs
 from normec.experiments.sweep import Event, Outcome, run_cells
 
+from ..support.forks import Fork
 from ..support.runs import snapshot
-from ..support.waiting import LIMIT, alive, wait_for
-from .command import start
+from ..support.waiting import alive, wait_for
 
 ENDLESS = 10**8  # rounds
 GRID = """
@@ -34,6 +33,17 @@ tune = ["lr"]
 [grid]
 lr = [0.05, 0.5]
 beta = [0.1, 0.3]
+"""
+
+
+# The command, whose workers are forked: they need not import torch after each of several kills.
+FORKING = """
+import multiprocessing
+from normec.__main__ import main
+from normec.experiments import tasks
+
+tasks.get_context = lambda _: multiprocessing.get_context("fork")
+main()
 """
 
 
@@ -62,7 +72,8 @@ def workers(pid: int) -> list[int]:
 
 def kill_after_a_cell(folder: Path, cells: Path, done: set[str], later: float) -> None:
     """Start the sweep and kill it when it has done one more cell; its workers end too."""
-    process = start("sweep", "grid.toml", "--out", "killed", "--jobs", "2", "--quiet", cwd=folder)
+    (folder / "forking.py").write_text(FORKING)
+    process = Fork(["forking.py", "sweep", "grid.toml", "--out", "killed", "--jobs", "2", "--quiet"], folder)
     wait_for(lambda: finished(cells).keys() - done, "another cell's end", lambda: goes_on(process))
     time.sleep(later)  # spreads the kills over a cell; nothing depends on it
     helpers = workers(process.pid)
@@ -72,7 +83,7 @@ def kill_after_a_cell(folder: Path, cells: Path, done: set[str], later: float) -
     wait_for(lambda: not any(map(alive, helpers)), "the end of the workers")
 
 
-def goes_on(process: subprocess.Popen[str]) -> None:
+def goes_on(process: Fork) -> None:
     assert process.poll() is None, process.communicate()[1]
 
 
@@ -103,11 +114,11 @@ def test_a_sweep_killed_again_and_again_loses_no_cell_and_runs_none_twice(tmp_pa
 @pytest.mark.slow
 def test_ctrl_c_then_the_same_command(tmp_path: Path) -> None:
     write(tmp_path, rounds=ENDLESS)
-    process = start("sweep", "grid.toml", "--jobs", "2", "--quiet", cwd=tmp_path)
+    process = Fork(["-m", "normec", "sweep", "grid.toml", "--jobs", "2", "--quiet"], tmp_path)
     cells = tmp_path / "runs" / "grid" / "cells"
     wait_for(lambda: list(cells.glob("*/metrics.jsonl")), "the first cell's first row", lambda: goes_on(process))
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=LIMIT)
+    _, said = process.communicate()
     assert process.returncode == 130
     assert said == "error: interrupted; the same command continues where it stopped\n"
     begun = list(cells.glob("*/summary.json"))

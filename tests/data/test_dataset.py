@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from normec.data import CropFlip, Dataset, load
+from normec.data import CropFlip, Dataset, embedded, load
+from normec.data.embedded import read_embedded
 from normec.data.partition import fifth, stratified
 from normec.errors import UsageError
 
@@ -48,6 +49,17 @@ def test_embedded(name: str, shape: tuple[int, ...], classes: int, sizes: tuple[
         torch.testing.assert_close(inputs.std(0, unbiased=False), torch.ones(shape), rtol=0, atol=1e-5)
         assert dataset.test.tensors[0].mean(0).abs().max() > 1e-3, "the test part is scaled by the training part's"
     assert fingerprint(dataset) == fingerprint(load(name))
+
+
+@pytest.mark.parametrize("name", ["digits", "breast_cancer", "wine"])
+def test_embedded_files_are_read_as_scikit_learn_reads_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "sklearn.datasets", None)  # an import of it fails
+        direct = read_embedded(name)
+    monkeypatch.setitem(embedded._FILES, name, "elsewhere.csv")  # as if a version kept its files at another place
+    for ours, theirs in zip(direct, read_embedded(name), strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(one, other, strict=True)
 
 
 def test_holdout_is_a_fifth_of_every_class_and_fixed() -> None:

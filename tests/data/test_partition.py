@@ -152,7 +152,7 @@ def test_mistakes_are_named(arguments: dict[str, object], says: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["iid", "label"])
-def test_ten_thousand_clients_are_no_more_work_than_ten(scheme: str) -> None:
-    targets = torch.arange(10).repeat(6_000)
-    is_partition(split(targets, 10_000, scheme), 60_000)
-    assert calls(lambda: split(targets, 10_000, scheme)) < 10 * calls(lambda: split(targets, 10, scheme))
+def test_five_thousand_clients_are_no_more_work_than_ten(scheme: str) -> None:
+    targets = torch.arange(10).repeat(1_000)
+    is_partition(split(targets, 5_000, scheme), 10_000)
+    assert calls(lambda: split(targets, 5_000, scheme)) < 10 * calls(lambda: split(targets, 10, scheme))

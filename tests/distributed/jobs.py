@@ -23,7 +23,7 @@ from normec.training.run import Run
 
 from ..support.runs import data
 from ..support.waiting import LIMIT
-from .cases import CASES, CLIENTS, SEEDED, Case
+from .cases import CASES, CLIENTS, SEEDED, Case, cases_of
 
 SECURE = Privacy(sigma=1e-3, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="secure")
 
@@ -38,9 +38,9 @@ def tensors(run: Run, communicator: Communicator) -> dict[str, torch.Tensor]:
 
 
 def trajectories(communicator: Communicator, folder: Path) -> None:
-    """Train every case; rank 0 writes what came out."""
-    for name, case in CASES.items():
-        run = case.train(communicator)
+    """Train the cases of as many ranks; rank 0 writes what came out."""
+    for name in cases_of(communicator.size):
+        run = CASES[name].train(communicator)
         held = tensors(run, communicator)
         assert len(run.history)
         assert run.n == CLIENTS

@@ -10,7 +10,7 @@ from multiprocessing.connection import wait
 from os import close, pidfd_open
 from pathlib import Path
 
-from ..cli.command import COMMAND, ENVIRONMENT
+from ..support.forks import Fork
 from ..support.waiting import LIMIT, wait_for
 
 
@@ -27,17 +27,24 @@ def wait_for_end(process: int) -> None:
 
 
 def ranks_of(parent: int) -> dict[int, int]:
-    """Rank → process number, of the living processes below `parent`."""
-    found = {}
-    for entry in Path("/proc").iterdir():
+    """Rank → process number, of the living processes below `parent`.
+
+    A forked rank has its number in its name, and one that was started from nothing in its environment.
+    """
+    found: dict[int, int] = {}
+    try:
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    except OSError:  # it has ended
+        return found
+    for child in children:
         try:
-            parts = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            above = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) if parts else 0
-        except (OSError, ValueError):
+            named = re.match(r"rank (\d+)$", Path(f"/proc/{child}/comm").read_text())
+            parts = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        except OSError:
             continue
-        rank = next((part[5:] for part in parts if part.startswith(b"RANK=")), None)
-        if rank is not None and above == parent:
-            found[int(rank)] = int(entry.name)
+        rank = named[1] if named else next((part[5:] for part in parts if part.startswith(b"RANK=")), None)
+        if rank is not None:
+            found[int(rank)] = int(child)
     return found
 
 
@@ -56,10 +63,8 @@ def listening() -> list[tuple[str, int, str]]:
 class Job:
     """A command that starts ranks and trains in the folder `run`; its lines on stderr are heard as they come."""
 
-    def __init__(self, command: list[str], cwd: Path, environment: dict[str, str] = ENVIRONMENT) -> None:
-        self.process = subprocess.Popen(
-            command, cwd=cwd, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
+    def __init__(self, process: Fork | subprocess.Popen[str], cwd: Path) -> None:
+        self.process = process
         self.run = cwd / "run"
         self.errors: list[str] = []
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -67,7 +72,7 @@ class Job:
 
     @classmethod
     def of_normec(cls, *arguments: str, cwd: Path) -> Job:
-        return cls([*COMMAND, *arguments, "--out", "run"], cwd)
+        return cls(Fork(["-m", "normec", *arguments, "--out", "run"], cwd), cwd)
 
     def _read(self) -> None:
         assert self.process.stderr is not None

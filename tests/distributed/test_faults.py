@@ -11,18 +11,20 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from ..cli.command import COMMAND, normec
+from ..cli.command import normec, start
+from ..support.forks import Fork
 from ..support.runs import snapshot
 from .kills import kill_again_and_again
 from .processes import Job, listening, wait_for_end
-from .torchrun import ENVIRONMENT, command
+from .torchrun import words
 
+ROUNDS = 80
 RUN = [
-    *("train", "--rounds", "150", "--batch-size", "12", "--seed", "0", "--diagnostics"),
+    *("train", "--rounds", str(ROUNDS), "--batch-size", "12", "--seed", "0", "--diagnostics"),
     *("--set", "checkpoint_seconds=0.0", "--quiet"),
 ]
 TWO = [*RUN, "--processes", "2"]
-ENDLESS = ["train", "--rounds", "1000000", "--batch-size", "12", "--quiet", "--processes", "2"]
+ENDLESS = ["train", "--rounds", "1000000", "--set", "log_every=1", "--batch-size", "12", "--quiet", "--processes", "2"]
 
 pytestmark = pytest.mark.slow
 
@@ -54,7 +56,7 @@ def test_two_processes_make_the_run_of_one(whole: Path, tmp_path: Path) -> None:
     assert json.loads((whole / "summary.json").read_text())["ranks"] == 2
 
 
-def killed(command: list[str], victims: tuple[int, ...], folder: Path, met: bool = True, blames: bool = True) -> Path:
+def killed(program: list[str], victims: tuple[int, ...], folder: Path, met: bool = True, blames: bool = True) -> Path:
     """The folder of a run whose ranks were killed in this order, each after more rounds, or before the ranks have met.
 
     On a busy machine a run can be over before the kill; then it is made again. `met`: whether the ranks have met before
@@ -63,7 +65,7 @@ def killed(command: list[str], victims: tuple[int, ...], folder: Path, met: bool
     for attempt in range(20):
         place = folder / str(attempt)
         place.mkdir()
-        job = Job(command, place, ENVIRONMENT)
+        job = Job(Fork([*program, "--out", "run"], place), place)
         if all(_kill(job, victim, met, blames) for victim in victims):
             assert job.ended() == 0, job.errors
             return place / "run"
@@ -86,12 +88,23 @@ def _kill(job: Job, victim: int, met: bool, blames: bool) -> bool:
     return blamed is not None
 
 
+# The command, whose launcher hardly waits for ranks to end by themselves after another one has failed or was killed.
+IMPATIENT = """
+from normec.__main__ import main
+from normec.distributed import launch
+
+launch._PATIENCE = launch._PATIENCE_AFTER_KILL = 0.2
+main()
+"""
+
+
 def test_a_killed_rank_brings_the_job_back_to_its_checkpoint(whole: Path, tmp_path: Path) -> None:
-    assert results(killed([*COMMAND, *TWO, "--out", "run"], (1, 0), tmp_path)) == results(whole)
+    assert results(killed(["-m", "normec", *TWO], (1, 0), tmp_path)) == results(whole)
 
 
 def test_a_rank_killed_before_the_ranks_have_met_is_noticed(whole: Path, tmp_path: Path) -> None:
-    assert results(killed([*COMMAND, *TWO, "--out", "run"], (1, 0), tmp_path, met=False)) == results(whole)
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    assert results(killed([str(tmp_path / "impatient.py"), *TWO], (1, 0), tmp_path, met=False)) == results(whole)
 
 
 def test_kills_at_any_moment_of_any_process(tmp_path: Path) -> None:
@@ -100,8 +113,8 @@ def test_kills_at_any_moment_of_any_process(tmp_path: Path) -> None:
 
 
 def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path) -> None:
-    secure = ["--set", "noise=secure", "--set", "sigma=2.0", "--rounds", "40", "--out", "run"]
-    run = killed([*COMMAND, *TWO, *secure], (1,), tmp_path)
+    secure = ["--set", "noise=secure", "--set", "sigma=2.0", "--rounds", "40"]
+    run = killed(["-m", "normec", *TWO, *secure], (1,), tmp_path)
     lines = [json.loads(line) for line in (run / "ledger.jsonl").read_text().splitlines()]
     releases = [line["round"] for line in lines if line["kind"] == "release"]
     assert set(releases) == set(range(40))
@@ -111,28 +124,31 @@ def test_secure_noise_is_paid_for_at_least_as_often_as_it_leaves(tmp_path: Path)
 
 
 def test_torchrun_restarts_it_too(whole: Path, tmp_path: Path) -> None:
-    launcher = command(2, "-m", "normec", *RUN, "--out", "run", max_restarts=2)
+    launcher = words(2, "-m", "normec", *RUN, max_restarts=2)
     assert results(killed(launcher, (1,), tmp_path, blames=False)) == results(whole)
 
 
 def test_a_hanging_rank_is_named(tmp_path: Path) -> None:
-    for timeout in (20, 60, 180, 540):  # a busy machine needs longer for the ranks to meet and for a round
-        job = Job.of_normec(*ENDLESS, "--timeout", str(timeout), cwd=tmp_path)
+    (tmp_path / "impatient.py").write_text(IMPATIENT)
+    for timeout in (4, 20, 60, 180, 540):  # a busy machine needs longer for the ranks to meet and for a round
+        job = Job(Fork(["impatient.py", *ENDLESS, "--timeout", str(timeout), "--out", "run"], tmp_path), tmp_path)
         job.wait_for_history(200)
         hanging = job.ranks.get(1)
-        if hanging is not None:
-            break
-    assert hanging is not None, job.errors
-    os.kill(hanging, signal.SIGSTOP)
-    assert job.ended() == 1, job.errors
-    words = f"rank 1 did not answer within {timeout} s; it hangs, or its connection is lost"
-    assert any(words in line for line in job.errors), job.errors
-    assert not Path(f"/proc/{hanging}").exists()
+        if hanging is None:
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(hanging, signal.SIGSTOP)
+        assert job.ended() == 1, job.errors
+        assert not Path(f"/proc/{hanging}").exists()
+        named = f"rank 1 did not answer within {timeout} s; it hangs, or its connection is lost"
+        if any(named in line for line in job.errors):
+            return
+    raise AssertionError(job.errors)
 
 
 def test_a_job_listens_on_the_loopback_interface_alone(tmp_path: Path) -> None:
-    """And its ranks end with the launcher, however that ends."""
-    job = Job.of_normec(*ENDLESS, cwd=tmp_path)
+    """And its ranks end with the launcher, however that ends; all are started from nothing, as by a user."""
+    job = Job(start(*ENDLESS, "--out", "run", cwd=tmp_path), tmp_path)
     job.wait_for_history(200)  # the ranks are connected
     ranks = job.ranks
     assert len(ranks) == 2
@@ -166,13 +182,13 @@ def test_ctrl_c_then_more_ranks_then_one(tmp_path: Path) -> None:
     assert job.ended() == 130, job.errors
     assert normec(*RUN, "--out", "run", cwd=tmp_path).returncode == 0
     rows = [json.loads(line)["round"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert rows == list(range(151))
+    assert rows == list(range(ROUNDS + 1))
     last = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert last["privacy"]["releases"] == 150, "no release counted twice, none left out"
+    assert last["privacy"]["releases"] == ROUNDS, "no release counted twice, none left out"
 
 
 @pytest.mark.parametrize(
-    ("flags", "words"),
+    ("flags", "line"),
     [
         (["--processes", "0"], "processes must be a whole number >= 1, got 0"),
         (["--processes", "2", "--max-restarts", "-1"], "max_restarts must be a whole number >= 0, got -1"),
@@ -180,10 +196,10 @@ def test_ctrl_c_then_more_ranks_then_one(tmp_path: Path) -> None:
         (["--processes", "2", "--timeout", "0"], "timeout must be > 0 and finite, got 0.0"),
     ],
 )
-def test_mistakes_end_in_one_line(flags: list[str], words: str, tmp_path: Path) -> None:
+def test_mistakes_end_in_one_line(flags: list[str], line: str, tmp_path: Path) -> None:
     arguments = ["train", "--rounds", "3", "--quiet", "--no-privacy", *flags, "--out", "run"]
     done = normec(*arguments, cwd=tmp_path)
     assert done.returncode == 2
-    assert words in done.stderr
+    assert line in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "run").exists()

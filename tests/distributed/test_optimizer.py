@@ -233,3 +233,26 @@ def test_the_noise_of_a_weighted_sum_covers_the_heaviest_client(trust: Any, fact
     assert sigmas[1] == pytest.approx(factor * sigmas[0], rel=1e-6)
     with pytest.raises(UsageError, match="sum 1"):
         cluster.NormEC(model().parameters(), LR, 0.1, 0.3, clients=4, weights=(1, 1, 1, 1))
+
+
+class Averaging(nn.parallel.DistributedDataParallel):
+    """A subclass of DDP, as other libraries define one, that needs no process group."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = inner
+
+
+@pytest.mark.parametrize("rounds_before", [0, 1])
+def test_a_model_in_a_subclass_of_ddp_is_refused(rounds_before: int) -> None:
+    net, bystander = nn.Linear(2, 1), Averaging(nn.Linear(2, 1))
+    optimizer = cluster.GD(net.parameters(), LR)
+    for _ in range(rounds_before):
+        net(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    wrapped = Averaging(net)
+    net(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(UsageError, match="the model is wrapped in Averaging, which averages the gradients"):
+        optimizer.step()
+    assert wrapped.module is net
+    assert bystander.module is not net

@@ -1,4 +1,4 @@
-"""Commands under the real torchrun."""
+"""Commands under the real torchrun, which is forked and forks its ranks, or starts from nothing."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ..cli.command import completed
+from ..support.forks import ROOT, TORCHRUN
 from ..support.waiting import LIMIT
 
-ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
 
 
-def command(ranks: int, *arguments: str, max_restarts: int = 0) -> list[str]:
-    """A torchrun command line: `-m MODULE …` or a script."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return [*launcher, "--max-restarts", str(max_restarts), *arguments]
+def words(ranks: int, *arguments: str, max_restarts: int = 0) -> list[str]:
+    """What follows `python` on a torchrun command line: `-m MODULE …` or a script, and arguments."""
+    how = ["--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(max_restarts)]
+    return [*TORCHRUN, *how, *arguments]
 
 
-def torchrun(ranks: int, *arguments: str, cwd: Path, max_restarts: int = 0) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(ranks, *arguments, max_restarts=max_restarts),
-        cwd=cwd,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+def torchrun(ranks: int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return completed(*words(ranks, *arguments), cwd=cwd)
+
+
+def torchrun_from_nothing(ranks: int, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *words(ranks, *arguments)]
+    return subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT)

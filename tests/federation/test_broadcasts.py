@@ -95,6 +95,7 @@ def test_the_trajectory_by_hand(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(x.numpy(), by_hand(10), rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("trust", ["local", "central"])
 @pytest.mark.parametrize("name", CASES)
 def test_noise_covers_the_whole_message(name: str, trust: Any, tmp_path: Path) -> None:
@@ -121,6 +122,7 @@ def test_noise_covers_the_whole_message(name: str, trust: Any, tmp_path: Path) -
         assert read_releases(federation.home(node)).epsilon("client", 1e-5) == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_restarted_federation_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     method, changes, _ = CASES[name]

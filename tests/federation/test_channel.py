@@ -44,6 +44,7 @@ from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
 from flwr.superlink.main import create_app  # noqa: E402
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
+from normec.errors import WireError  # noqa: E402
 from normec.federation.flower import access_control, channel, download  # noqa: E402
 from normec.federation.flower.byte_lists import ByteList  # noqa: E402
 from normec.federation.flower.channel import Channel  # noqa: E402
@@ -58,7 +59,6 @@ from normec.federation.flower.download import PartsMissing  # noqa: E402
 from normec.federation.flower.limits import MessageLimits  # noqa: E402
 from normec.federation.flower.records import SharedArrays, from_records, to_records  # noqa: E402
 from normec.federation.flower.supernode import limited_client  # noqa: E402
-from normec.federation.protocol.wire import WireError  # noqa: E402
 
 from ..support.waiting import LIMIT, wait_for  # noqa: E402
 
@@ -456,6 +456,7 @@ def unread_call(superlink: SuperLink, client: Any, parts: list[bytes]) -> socket
     return opened
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("host", ["", "x/v1/runtime/{}?", "x/v1/control/unregister-node?"])
 def test_a_party_calls_nothing_of_flower_in_the_name_of_others(superlink: SuperLink, host: str) -> None:
     """A host with a path in it must not make Flower check another address than the one that it answers."""

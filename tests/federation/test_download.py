@@ -19,11 +19,11 @@ httpx = pytest.importorskip("httpx")
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_id  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
+from normec.errors import WireError  # noqa: E402
 from normec.federation.flower.download import _inflated, limit_responses, pull_message  # noqa: E402
 from normec.federation.flower.limits import MessageLimits  # noqa: E402
 from normec.federation.flower.records import from_records, to_records  # noqa: E402
 from normec.federation.flower.supernode import VECTORS  # noqa: E402
-from normec.federation.protocol.wire import WireError  # noqa: E402
 
 from ..support.waiting import LIMIT  # noqa: E402
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from normec.errors import WireError
 from normec.federation.flower.records import SharedArrays, from_records, to_records
-from normec.federation.protocol.wire import WireError
 
 flwr = pytest.importorskip("flwr.app")
 

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from normec import NormEC, Privacy
+from normec.errors import WireError
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.spending import spending
-from normec.federation.protocol.wire import Refusal, Reply, Request, WireError, from_fields, to_fields
+from normec.federation.protocol.wire import Refusal, Reply, Request, from_fields, to_fields
 from normec.privacy.accounting import Account, Event
 from normec.privacy.ledger_verification import verified
 

@@ -123,10 +123,10 @@ def test_every_override_is_what_parties_and_server_run(name: str, how: dict[str,
         f"{OVERRIDING}:{name}", {} if name in ("Signs", "Counting") else {"alpha": 0.1, "beta": 0.3}
     )
     policy = OPEN.model_copy(update={"methods": [f"{OVERRIDING}:{name}"]})
-    federation = InProcessFederation(tmp_path, method, plan(7, **how), model=softmax, policy=policy)
+    federation = InProcessFederation(tmp_path, method, plan(4, **how), model=softmax, policy=policy)
     x = federation.run()
     compute = Compute(dtype=torch.float64, engine="loop")
-    reference = train(whole(softmax), method, lr=0.5, rounds=7, seed=7, compute=compute, **how)
+    reference = train(whole(softmax), method, lr=0.5, rounds=4, seed=7, compute=compute, **how)
     torch.testing.assert_close(x, reference.x, rtol=1e-10, atol=1e-10)
     for part, value in federation.server.state.run.server.items():
         torch.testing.assert_close(value, reference.state.server[part], rtol=1e-10, atol=1e-10)
@@ -142,13 +142,13 @@ def test_the_same_trajectory_as_in_one_process(
 ) -> None:
     method = own(name, alpha=0.1, beta=0.3) if name == "ServerMomentum" else own(name, tau=0.2)
     model = convolution if "batch_size" in how else softmax
-    federation = InProcessFederation(tmp_path, method, plan(7, **how), model=model, policy=OPEN, dtype=dtype)
+    federation = InProcessFederation(tmp_path, method, plan(4, **how), model=model, policy=OPEN, dtype=dtype)
     x = federation.run()
     reference = train(
         whole(model),
         method,
         lr=0.5,
-        rounds=7,
+        rounds=4,
         seed=7,
         compute=Compute(dtype=dtype, engine="loop"),
         logging=Logging(every=1),

@@ -178,7 +178,7 @@ def test_the_measurement_finds_a_clip_of_the_sum(tmp_path: Path) -> None:
     assert moved(tmp_path / "wrong", POINTS["the record is huge"], kind=wrong) > 2 / DIVISOR
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 1e3, 1e29])
 @pytest.mark.parametrize("name", POINTS)
 def test_any_row_that_the_server_returns_is_a_public_memory(name: str, size: float, tmp_path: Path) -> None:

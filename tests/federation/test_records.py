@@ -66,9 +66,9 @@ def by_record(**changes: Any) -> Privacy:
 def test_the_trajectory_by_hand(name: str, by: Any, clip: Any, tmp_path: Path) -> None:
     method, by_hand = METHODS[name]
     privacy = by_record(record_clip=clip, record_clip_by=by)
-    x = Hospitals(tmp_path, method, 12, privacy, records=SIZES).run()
+    x = Hospitals(tmp_path, method, 5, privacy, records=SIZES).run()
     noise = sigmas(method, 1.0 if clip == "auto" else clip)
-    expected = by_hand.run(12, lambda i, x, _: gradient(i, x, clip, by == "layer", SIZES[i]), noise)
+    expected = by_hand.run(5, lambda i, x, _: gradient(i, x, clip, by == "layer", SIZES[i]), noise)
     np.testing.assert_allclose(x.numpy(), expected, rtol=1e-10, atol=1e-10)
 
 
@@ -79,13 +79,13 @@ def test_weights_by_records_and_noise_by_party(name: str, tmp_path: Path) -> Non
     method, by_hand = METHODS[name]
     shares = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
     weighted = {"weights": 3 * shares}
-    federation = Hospitals(tmp_path, method, 12, by_record(), plan_changes=weighted, records=SIZES)
+    federation = Hospitals(tmp_path, method, 5, by_record(), plan_changes=weighted, records=SIZES)
     x = federation.run()
     grads = lambda i, x, _: gradient(i, x, 1.0, False, SIZES[i])  # noqa: E731
-    expected = by_hand.run(12, grads, sigmas(method), shares.tolist())
+    expected = by_hand.run(5, grads, sigmas(method), shares.tolist())
     np.testing.assert_allclose(x.numpy(), expected, rtol=1e-10, atol=1e-10)
     slope = method.lipschitz or 0.0
-    spent = gaussian.epsilon(math.sqrt(12) * min(2 * method.bound, slope / 9) / SIGMA, 1e-5)
+    spent = gaussian.epsilon(math.sqrt(5) * min(2 * method.bound, slope / 9) / SIGMA, 1e-5)
     for node in NODES:
         assert read_releases(federation.home(node)).epsilon("record", 1e-5) == pytest.approx(spent, rel=1e-9)
     assert federation.server.finish().privacy.epsilon == pytest.approx(spent, rel=1e-9)  # type: ignore[union-attr]
@@ -93,8 +93,8 @@ def test_weights_by_records_and_noise_by_party(name: str, tmp_path: Path) -> Non
 
 def test_a_divisor_that_is_not_the_number_of_records(tmp_path: Path) -> None:
     method, by_hand = METHODS["normec"]
-    x = Hospitals(tmp_path, method, 20, by_record(), records=[20.0]).run()
-    expected = by_hand.run(20, lambda i, x, _: gradient(i, x, 1.0, False, 20.0), [SIGMA] * 3)
+    x = Hospitals(tmp_path, method, 6, by_record(), records=[20.0]).run()
+    expected = by_hand.run(6, lambda i, x, _: gradient(i, x, 1.0, False, 20.0), [SIGMA] * 3)
     np.testing.assert_allclose(x.numpy(), expected, rtol=1e-10, atol=1e-10)
 
 
@@ -172,10 +172,10 @@ def test_noise_and_epsilon_are_those_of_one_process(method: Method, privacy: Pri
     """The same statement has the same σ and ε in `train`, and every party's own account says the same."""
     stated = privacy.with_record_clip(1e9)  # parties that are asked for no clip use none, `train` would use "auto"
     reference = train(
-        problem(), method, lr=0.3, rounds=12, seed=SEED, privacy=stated, compute=Compute(dtype=torch.float64)
+        problem(), method, lr=0.3, rounds=5, seed=SEED, privacy=stated, compute=Compute(dtype=torch.float64)
     )
     policy = POLICY.model_copy(update={"relation": privacy.relation, "delta": privacy.delta, "least_sigma": 1e-6})
-    federation = Hospitals(tmp_path, method, 12, privacy, policy, records=SIZES)
+    federation = Hospitals(tmp_path, method, 5, privacy, policy, records=SIZES)
     federation.run()
     found = federation.server.finish().privacy
     assert found is not None

@@ -8,14 +8,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-COMMAND = [sys.executable, "-m", "normec", "federation", "local", "--quiet", "--json"]
 DIGITS = ("--data", "digits", "--parties", "2", "--rounds", "3")
 MARK = "NORMEC_TEST_RUN"  # in the environment of the command, from which all its processes inherit it
 
 
+def arguments(out: Path, data: Sequence[str] | None = DIGITS) -> list[str]:
+    """The arguments of `normec` for two parties with digits, for other data, or (None) for its own example."""
+    return ["federation", "local", "--quiet", "--json", "--out", str(out), *(data or ())]
+
+
 def started(out: Path, *more: str, data: Sequence[str] | None = DIGITS) -> subprocess.Popen[str]:
     """Start the command on two parties with digits, on other data, or (None) on its own example."""
-    command = [*COMMAND, "--out", str(out), *(data or ()), *more]
+    command = [sys.executable, "-m", "normec", *arguments(out, data), *more]
     environment = {**os.environ, MARK: str(out)}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from normec import load
+from normec.cli.app import run
 
 from ..support.waiting import LIMIT, wait_for
-from .local_command import COMMAND, running, started
+from .local_command import arguments, running, started
 
 pytestmark = pytest.mark.slow
 
@@ -41,15 +40,17 @@ def test_ctrl_c_once_the_run_is_over_leaves_it_finished(tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
-    process = started(tmp_path / "run", "--no-privacy", "--set", "lr=1e42")  # past the largest float32
+    process = started(
+        tmp_path / "run", "--parties", "1", "--no-privacy", "--set", "lr=1e42"
+    )  # past the largest float32
     _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 1, errors
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "diverged"
 
 
-def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    process = started(out)
+def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, twice = tmp_path / "run", ("--rounds", "2")
+    process = started(out, *twice)
     rows = out / "metrics.jsonl"
     wait_for(lambda: (rows.exists() and b"\n" in rows.read_bytes()) or process.poll() is not None, "the first row")
     assert process.poll() is None, process.communicate()[1]
@@ -57,22 +58,16 @@ def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
     process.communicate(timeout=LIMIT)
     wait_for(lambda: not running(out), "every process of a killed federation to end")
 
-    again = started(out, "--flower-nodes")
+    again = started(out, *twice, "--flower-nodes")
     printed, errors = again.communicate(timeout=LIMIT)
     assert again.returncode == 0, errors
     summary = json.loads(printed)
-    assert (summary["status"], summary["round"]) == ("finished", 3)
-    assert [json.loads(line)["round"] for line in rows.read_text().splitlines()] == [0, 1, 2, 3]
+    assert (summary["status"], summary["round"]) == ("finished", 2)
+    assert [json.loads(line)["round"] for line in rows.read_text().splitlines()] == [0, 1, 2]
     assert summary["privacy"]["epsilon"] <= 8
     assert not running(out)
-    spent = subprocess.run(
-        [*COMMAND[:4], "ledger", str(out / "federation" / "parties" / "party-1"), "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=LIMIT,
-    )
-    assert json.loads(spent.stdout)["releases"] >= 3
+    assert run(["federation", "ledger", str(out / "federation" / "parties" / "party-1"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["releases"] >= 2
 
 
 @pytest.mark.parametrize(
@@ -82,11 +77,11 @@ def test_killed_and_run_again_with_flowers_own_nodes(tmp_path: Path) -> None:
         (("--set", "roundz=3"), "did you mean 'rounds'"),
     ],
 )
-def test_mistakes_are_said_before_anything_starts(tmp_path: Path, more: tuple[str, ...], word: str) -> None:
-    process = started(tmp_path / "run", *more)
-    _, errors = process.communicate(timeout=LIMIT)
-    assert process.returncode == 2
-    assert word in errors
+def test_mistakes_are_said_before_anything_starts(
+    tmp_path: Path, more: tuple[str, ...], word: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*arguments(tmp_path / "run"), *more]) == 2
+    assert word in capsys.readouterr().err
     assert not (tmp_path / "run" / "federation" / "logs").exists()
 
 
@@ -94,8 +89,7 @@ def test_each_party_of_an_app_for_tables_reads_its_own(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(
         'target = "ill"\nclasses = ["no", "yes"]\n[inputs]\nage = {low = 20, high = 80}\n'
     )
-    init = [sys.executable, "-m", "normec", "federation", "init", "app", "--table", "schema.toml"]
-    subprocess.run(init, cwd=tmp_path, check=True, timeout=LIMIT, capture_output=True)
+    assert run(["federation", "init", str(tmp_path / "app"), "--table", str(tmp_path / "schema.toml")]) == 0
     tables = []
     for name, rows in (("north", "80,yes\n30,no\n"), ("south", "70,yes\n20,no\n40,no\n")):
         (tmp_path / f"{name}.csv").write_text(f"age,ill\n{rows}")

@@ -22,7 +22,7 @@ from .test_engines import close
 from .test_verified_engine import lines, of
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_losses_and_buffers_are_the_loop_s(name: str) -> None:
     case = problem(name)

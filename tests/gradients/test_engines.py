@@ -33,7 +33,7 @@ RUNS = [(name, "batches") for name in METHODS] + [(name, "sampled") for name in 
 
 
 def run(engine: str, method: Any, name: str = "small", dtype: torch.dtype | None = None, **options: Any) -> Run:
-    options = {"lr": 0.2, "rounds": 20, "seed": 3, "logging": Logging(every=7, evaluate_every=100)} | options
+    options = {"lr": 0.2, "rounds": 9, "seed": 3, "logging": Logging(every=7, evaluate_every=100)} | options
     found = train(problem(name), method, compute=Compute(engine=engine, dtype=dtype), **options)
     assert found.engine == engine
     return found
@@ -101,7 +101,7 @@ def test_a_run_goes_on_under_another_engine(before: str, after: str, tmp_path: P
 @pytest.mark.parametrize(("before", "after"), [("linear", "shared"), ("batched", "linear"), ("linear", "loop")])
 def test_a_run_goes_on_with_and_without_the_closed_form(before: str, after: str, tmp_path: Path) -> None:
     of = build.problem(make({"clients": 5, "model": "softmax"})).to(torch.device("cpu"), torch.float64)
-    options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": 9, "logging": Logging(every=100)}
+    options: dict[str, Any] = {"lr": 0.2, "rounds": 9, "batch_size": 9, "logging": Logging(every=100)}
     alone = train(of, NormEC(0.1, 0.3), compute=Compute(engine="loop"), **options)
     train(of, NormEC(0.1, 0.3), compute=Compute(engine=before), out=tmp_path / "run", callbacks=[StopAt(7)], **options)
     close(train(of, NormEC(0.1, 0.3), compute=Compute(engine=after), out=tmp_path / "run", **options), alone)

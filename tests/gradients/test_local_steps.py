@@ -61,7 +61,7 @@ def by_hand(given: Problem, drawn: Any, local: LocalSteps, counts: list[int], ro
     return updates, losses, buffers
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("clients", [None, DRAWN], ids=["all", "drawn"])
 @pytest.mark.parametrize("records", ["batches", "all records"])
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def hugging_face(kind: str) -> nn.Module:
     return Text(model)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "gpt2 with adapters"])
 def test_models_of_transformers_take_the_shared_pass(kind: str) -> None:
     model = hugging_face(kind)

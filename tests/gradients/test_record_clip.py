@@ -102,6 +102,7 @@ class OwnFlip:
         return Flip()(inputs, uniforms)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("batches", ["whole", "fixed", "coins"])
 @pytest.mark.parametrize("engine", ["loop", "shared"])
 @pytest.mark.parametrize("own", [False, True], ids=["known", "own"])

@@ -24,7 +24,7 @@ from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 CLOSE = 1e-10
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_losses_and_buffers_are_the_loop_s_on_batches(name: str) -> None:
     of = problem(name)
@@ -34,7 +34,7 @@ def test_gradients_losses_and_buffers_are_the_loop_s_on_batches(name: str) -> No
     assert apart(everything(shared, of, 6, full=True), everything(loop, of, 6, full=True)) < CLOSE
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_losses_and_buffers_are_the_loop_s_in_small_blocks(name: str) -> None:
     of = problem(name)

@@ -97,6 +97,7 @@ def test_what_fails_in_the_midst_of_a_round_is_done_by_the_loop(
     assert "\n" not in lines(caplog)[0]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["shared", "batched", "loop"])
 def test_a_run_s_engine_is_gone_with_it(name: str) -> None:
     """A recorded engine holds gigabytes of a GPU, and Python's collector of cycles does not know that."""

@@ -157,6 +157,7 @@ def test_planted_bugs_are_refuted(bug: Noise, epsilon: float) -> None:
     assert found.violated, found
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("epsilon", "part"), [(0.5, 0.1), (2.0, 0.7), (8.0, 0.85), (30.0, 0.9)])
 def test_the_bound_comes_near_the_claim_of_a_true_mechanism(epsilon: float, part: float) -> None:
     found = audit_releases([view_of(true_noise, epsilon, runs=10_000)], DELTA)

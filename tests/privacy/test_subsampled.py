@@ -52,7 +52,7 @@ def by_convolution(z: float, rate: float, rounds: int, delta: float) -> float:
     return max(answers)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("z", "rate", "rounds"), [(1.0, 0.01, 300), (1.0, 0.1, 50), (5.0, 0.9, 300), (0.7, 0.02, 1000)]
 )

@@ -150,6 +150,7 @@ def expected(rows: list[Tensor]) -> tuple[Tensor, Tensor]:
     return torch.stack(losses), torch.stack(grads)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("engine", ["auto", "loop"])
 @pytest.mark.parametrize("form", FORMS)
 def test_gradients_are_those_of_plain_autograd(form: str, engine: str) -> None:

@@ -111,6 +111,7 @@ def test_records_are_clipped_where_a_rule_covers_it() -> None:
     assert methods.rounds(make(record)) == methods.rounds(make({"method": "dpsgd-clip"}))
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("unit", ["client", "record"])
 @pytest.mark.parametrize("trust", [None, "local", "central"])
 def test_python_and_the_command_line_promise_the_same(unit: Any, trust: Any) -> None:

@@ -143,7 +143,7 @@ def test_weights_that_cannot_be_used_are_refused(here: Path, weights: str, why: 
     assert not (here / "run/config.toml").exists()
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None:
     """Held against the checkpoint's identity, which training makes from its plan."""
@@ -205,7 +205,7 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
         assert all(json.dumps(held[key]) in spec for key in set(methods.SETTINGS) & held.keys() - {"compressor"})
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_config_file_repeats_its_run_and_goes_on_in_its_folder(here: Path, name: str) -> None:
     asked = make(RUNS[name])
@@ -222,7 +222,7 @@ def test_a_config_file_repeats_its_run_and_goes_on_in_its_folder(here: Path, nam
     assert again.summary["config"] == first.summary["config"]
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_folder_of_an_older_version_is_recognised(here: Path, name: str) -> None:
     """Its config.toml holds what was given, and the defaults that depend on nothing."""

@@ -25,6 +25,7 @@ def linear(name: str, penalty: float, clients: int = 3, records: int = 30, featu
     return Problem(built.model, built.loss, sets, penalty=models.NonconvexPenalty(penalty) if penalty else None)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["logistic", "softmax"])
 @pytest.mark.parametrize("penalty", [0.0, 0.1])
 @pytest.mark.parametrize("records", [30, 2])

@@ -45,7 +45,7 @@ def maps() -> str:
     return "".join(line for line in Path("/proc/self/maps").read_text().splitlines() if "/memory-" in line)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
@@ -130,6 +130,7 @@ def test_rows_of_clients_not_drawn_are_not_touched(dtype: torch.dtype | None, ho
         before = after.clone()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("before", "after"), [("disk", "device"), ("device", "host"), ("host", "disk")])
 def test_a_run_goes_on_with_its_memory_elsewhere(before: Any, after: Any, tmp_path: Path) -> None:
     alone, first, then = (

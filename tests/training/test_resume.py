@@ -77,7 +77,7 @@ def check(out: Path, kind: str, method: Any, stops: list[int], **options: Any) -
         assert here[name] == there[name], name
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 @pytest.mark.parametrize("kind", ["linear", "batchnorm"])
 def test_every_method_goes_on_to_the_same_bits(tmp_path: Path, kind: str, method: Any) -> None:
@@ -90,11 +90,13 @@ def test_every_setting_goes_on_to_the_same_bits(tmp_path: Path, options: dict[st
     check(tmp_path, "linear", NormEC(0.1, 0.3), stops=[4], **options)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("kind", ["linear", "batchnorm", "dropout"])
 def test_stopping_after_many_rounds_of_few(tmp_path: Path, kind: str) -> None:
     check(tmp_path, kind, Clip21(0.3), stops=[1, 2, 3, 7, 12], participation=FixedSize(2), batch_size=4)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", ["batchnorm", "dropout"])
 def test_local_steps_of_models_with_buffers_and_dropout_go_on(tmp_path: Path, kind: str) -> None:
     local = LocalSteps(steps=3, lr=0.1, prox=0.2)
@@ -153,8 +155,8 @@ def test_ctrl_c_leaves_the_handler_as_it_was_and_a_second_one_is_immediate(tmp_p
 
 
 def test_timings_go_on_where_they_were(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"lr": 0.2, "rounds": 200, "out": tmp_path / "run"}
-    halted = train(problem(), GD(), callbacks=[StopAt(195)], **options)
+    options: dict[str, Any] = {"lr": 0.2, "rounds": 12, "out": tmp_path / "run"}
+    halted = train(problem(), GD(), callbacks=[StopAt(7)], **options)
     resumed = train(problem(), GD(), **options)
     assert resumed.timings["gradients"] > halted.timings["gradients"]
     assert resumed.timings["total"] > halted.timings["total"]

@@ -14,14 +14,14 @@ from ..support.problems import PROBLEMS, quadratics
 from ..support.reference import norm
 from .test_trajectories import close, rand_k
 
-SEED = 11
+ROUNDS, SEED = 60, 11
 SAMPLED = {"poisson": Poisson(0.4), "poisson-rare": Poisson(0.05), "fixed": FixedSize(2)}
 
 
 def who(participation: Participation, n: int) -> list[set[int]]:
     """Read from the same stream, independently: its coins, its order."""
     out = []
-    for k in range(200):
+    for k in range(ROUNDS):
         coins = reference.coins(SEED, "participation", k, n)
         if isinstance(participation, Poisson):
             out.append({i for i in range(n) if coins[i] < participation.rate})
@@ -32,14 +32,14 @@ def who(participation: Participation, n: int) -> list[set[int]]:
 
 
 def feedback(psi, decay=0.0):  # type: ignore[no-untyped-def]
-    return lambda f, x, **more: reference.error_feedback(f, x, 0.05, 200, psi, decay, **more)
+    return lambda f, x, **more: reference.error_feedback(f, x, 0.05, ROUNDS, psi, decay, **more)
 
 
 METHODS = {
-    "normec": (NormEC(0.5, 0.4), lambda f, x, **more: reference.normec(f, x, 0.05, 200, 0.5, 0.4, True, **more)),
+    "normec": (NormEC(0.5, 0.4), lambda f, x, **more: reference.normec(f, x, 0.05, ROUNDS, 0.5, 0.4, True, **more)),
     "normec-decay": (
         NormEC(1.0, 0.5, server_norm=False, decay=0.1),
-        lambda f, x, **more: reference.normec(f, x, 0.05, 200, 1.0, 0.5, False, 0.1, **more),
+        lambda f, x, **more: reference.normec(f, x, 0.05, ROUNDS, 1.0, 0.5, False, 0.1, **more),
     ),
     "clip21": (Clip21(0.5), feedback(lambda v, *_: reference.clip(v, 0.5))),
     "clip21-decay": (Clip21(0.5, decay=0.05), feedback(lambda v, *_: reference.clip(v, 0.5), 0.05)),
@@ -55,8 +55,8 @@ def test_sampled_paths_are_the_reference_s(name: str, sampling: str) -> None:
     method, run_reference = METHODS[name]
     f, problem = quadratics(2)
     drawn = who(SAMPLED[sampling], len(f))
-    assert 0 < sum(map(len, drawn)) < 200 * len(f)
-    run = train(problem, method, lr=0.05, rounds=200, seed=SEED, participation=SAMPLED[sampling])
+    assert 0 < sum(map(len, drawn)) < ROUNDS * len(f)
+    run = train(problem, method, lr=0.05, rounds=ROUNDS, seed=SEED, participation=SAMPLED[sampling])
     seen = run_reference(f, problem.x0.numpy().copy(), drawn=lambda k: drawn[k])
     close(run.x, seen.path[-1])
     close(run.state.memory, seen.memory)
@@ -68,13 +68,14 @@ def test_sampled_paths_are_the_reference_s(name: str, sampling: str) -> None:
 def test_without_memory_the_undrawn_count_as_zero(sampling: str) -> None:
     f, problem = quadratics(3)
     drawn = who(SAMPLED[sampling], len(f))
-    run = train(problem, DPSGD(Clip(0.8)), lr=0.1, rounds=200, seed=SEED, participation=SAMPLED[sampling])
+    run = train(problem, DPSGD(Clip(0.8)), lr=0.1, rounds=ROUNDS, seed=SEED, participation=SAMPLED[sampling])
     seen = reference.dpsgd(
-        f, problem.x0.numpy().copy(), 0.1, 200, lambda v: reference.clip(v, 0.8), drawn=lambda k: drawn[k]
+        f, problem.x0.numpy().copy(), 0.1, ROUNDS, lambda v: reference.clip(v, 0.8), drawn=lambda k: drawn[k]
     )
     close(run.x, seen.path[-1])
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("decay", [0.0, 0.25])
 @pytest.mark.parametrize("sampling", SAMPLED)
 def test_after_every_round_the_estimate_is_the_mean_memory(sampling: str, decay: float) -> None:
@@ -120,13 +121,13 @@ def test_initial_memory(method: Method, start: str, problem: str) -> None:
     else:
         vector = generator.normal(size=d)
         g, given = np.stack([vector] * n), torch.tensor(vector)
-    run = train(objective, method, lr=0.03, rounds=60, logging=Logging(every=1), memory=Memory(initial=given))  # type: ignore[arg-type]
+    run = train(objective, method, lr=0.03, rounds=25, logging=Logging(every=1), memory=Memory(initial=given))  # type: ignore[arg-type]
     if method.name == "normec":
-        seen = reference.normec(f, x, 0.03, 60, 0.3, 0.2, True, memory=g)
+        seen = reference.normec(f, x, 0.03, 25, 0.3, 0.2, True, memory=g)
     elif method.name == "clip21":
-        seen = reference.error_feedback(f, x, 0.03, 60, lambda v, *_: reference.clip(v, 0.2), memory=g)
+        seen = reference.error_feedback(f, x, 0.03, 25, lambda v, *_: reference.clip(v, 0.2), memory=g)
     else:
-        seen = reference.error_feedback(f, x, 0.03, 60, lambda v, *_: reference.largest(v, 2), memory=g)
+        seen = reference.error_feedback(f, x, 0.03, 25, lambda v, *_: reference.largest(v, 2), memory=g)
     close(run.x, seen.path[-1])
     close(run.state.memory, seen.memory)
     first = sum(norm(f.grad(i, x) - g[i]) for i in range(n)) / n

@@ -46,7 +46,7 @@ from ..support.problems import quadratics
 from ..support.reference import Vector, clip, norm, unit
 from ..support.runs import StopAt, problem, same, snapshot
 
-ROUNDS, SEED = 200, 3
+ROUNDS, SEED = 60, 3
 PRIVATE = Privacy(sigma=0.05, delta=1e-5, unit="client", relation="zero-out", trust="secure-sum", noise="seeded")
 
 OPTIMIZERS: dict[str, tuple[Any, float, Callable[[], by_hand.Step]]] = {
@@ -169,7 +169,7 @@ def test_optimizers_and_methods_against_a_loop_by_hand(optimizer: str, method: s
 )
 def test_against_torch_on_a_parameter_that_is_fed_the_same_directions(name: str) -> None:
     _, of = quadratics(6)
-    path, _, _ = iterates(of, GD(), lr=0.02, rounds=40, server_optimizer=name)
+    path, _, _ = iterates(of, GD(), lr=0.02, rounds=15, server_optimizer=name)
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "momentum": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9),
         "nesterov": lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=0.9, nesterov=True),
@@ -348,7 +348,7 @@ def test_adambc_reaches_where_adam_does_not() -> None:
     """Where noise outweighs the gradient, Adam's coordinates all move alike; the correction restores their ratio."""
     variance, small = 1.0, 0.05
     draw = torch.Generator().manual_seed(0)
-    signal = torch.full((4000,), small, dtype=torch.float64)
+    signal = torch.full((400,), small, dtype=torch.float64)
     moved = {}
     for name in ("adam", "adambc"):
         parameter = torch.nn.Parameter(torch.zeros_like(signal))
@@ -358,7 +358,7 @@ def test_adambc_reaches_where_adam_does_not() -> None:
             else AdamBC([parameter], lr=1e-3, betas=(0.0, 0.9999), floor=1e-4, noise_variance=variance)
         )
         for _ in range(2000):
-            parameter.grad = signal + torch.randn(4000, dtype=torch.float64, generator=draw) * math.sqrt(variance)
+            parameter.grad = signal + torch.randn(400, dtype=torch.float64, generator=draw) * math.sqrt(variance)
             optimizer.step()
         moved[name] = -float(parameter.detach().mean())
     # Adam divides by √(g² + s²) ≈ 1, the correction by about g where v̂ shows it and never by less than 0.01.
@@ -394,6 +394,7 @@ SCHEDULES: dict[str, tuple[Any, Callable[[int, int], float]]] = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_schedules_against_their_formulas(name: str, optimizer: str) -> None:
@@ -425,6 +426,7 @@ AVERAGES: dict[str, tuple[Any, Callable[[list[Vector]], Vector]]] = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", AVERAGES)
 @pytest.mark.parametrize("optimizer", [None, "adam"])
 def test_averages_by_hand(name: str, optimizer: str | None) -> None:
@@ -465,7 +467,7 @@ RESUMED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     method, options = RESUMED[name]

@@ -28,7 +28,7 @@ from ..support import reference
 from ..support.problems import PROBLEMS, quadratics
 from ..support.reference import Logistic, Quadratics, Seen
 
-ROUNDS = 100
+ROUNDS = 50
 SEED = 11
 
 

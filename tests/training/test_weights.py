@@ -42,7 +42,7 @@ from ..support import reference
 from ..support.problems import logistic, quadratics
 from ..support.runs import StopAt, data, problem, same, snapshot
 
-ROUNDS = 200
+ROUNDS = 60
 FIVE = (0.35, 0.3, 0.2, 0.1, 0.05)
 FOUR = (0.4, 0.3, 0.2, 0.1)
 Vector = reference.Vector
@@ -200,10 +200,11 @@ def test_the_first_estimate_is_the_weighted_mean_of_the_memories() -> None:
     np.testing.assert_allclose(run.state.estimate.numpy(), expected, atol=1e-12)  # messages are zero
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("method", [NormEC(0.1, 0.3), Clip21(0.5), EF21(TopK(3))], ids=["normec", "clip21", "ef21"])
 def test_the_estimate_follows_memories_of_bfloat16(method: Method) -> None:
     """What the memory took is what counts, so that ĝ stays Σ w_i g_i."""
-    run = train(problem(), method, lr=0.1, rounds=40, weights=FOUR, memory=Memory(dtype=torch.bfloat16))
+    run = train(problem(), method, lr=0.1, rounds=20, weights=FOUR, memory=Memory(dtype=torch.bfloat16))
     expected = (torch.tensor(FOUR)[:, None] * run.state.memory.float()).sum(0)
     torch.testing.assert_close(run.state.estimate, expected, rtol=1e-4, atol=1e-5)
 
@@ -280,11 +281,12 @@ def test_the_weighted_mean_has_each_client_s_own_noise(noise: Any) -> None:
     assert any("its own records need: between 0.125 sigma" in note for note in run.privacy.notes)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("at", [1, 7])
 @pytest.mark.parametrize("trust", [None, "local", "secure-sum"])
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, at: int, trust: Any) -> None:
     privacy = Privacy(epsilon=4, trust=trust) if trust else None
-    how: dict[str, Any] = {"lr": 0.2, "rounds": 12, "seed": 1, "weights": FOUR, "privacy": privacy}
+    how: dict[str, Any] = {"lr": 0.2, "rounds": 9, "seed": 1, "weights": FOUR, "privacy": privacy}
     how["storage"] = Storage(checkpoint_seconds=0.0)
     whole = train(problem(), NormEC(0.1, 0.3), out=tmp_path / "whole", **how)
     first = train(problem(), NormEC(0.1, 0.3), out=tmp_path / "stopped", callbacks=[StopAt(at)], **how)

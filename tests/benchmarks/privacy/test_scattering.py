@@ -53,6 +53,7 @@ def test_transposing_an_image_exchanges_the_wavelets_of_the_two_axes() -> None:
     assert torch.allclose(first[4], other[0], rtol=1e-2)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("side", [28, 32])
 def test_features_of_an_image_depend_on_it_alone(side: int) -> None:
     x = images(4, side)

@@ -21,7 +21,7 @@ from benchmarks.speed.measurement import Limits, measure_all, runner
 from benchmarks.speed.workloads import Case
 from normec.cli.app import run
 
-from ...cli.command import ENVIRONMENT, end_with_us
+from ...support.forks import ENVIRONMENT, end_with_us
 from ...support.waiting import LIMIT, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]

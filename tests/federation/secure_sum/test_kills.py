@@ -78,9 +78,9 @@ def check(federation: Federation) -> None:
         assert set(entered[:-1]) <= set(ledger.counted)
 
 
-def writes(folder: Path) -> int:
-    """How many durable writes the run has without a kill."""
-    count = 0
+def writes(folder: Path, rounds: int) -> int:
+    """How many durable writes the first rounds of the run have without a kill."""
+    count, found = 0, 0
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*given: Any, **more: Any) -> Any:
@@ -96,8 +96,9 @@ def writes(folder: Path) -> int:
             stack.enter_context(mock.patch.object(os, name, counted(getattr(os, name))))
         for round in range(ROUNDS):
             complete(federation, round)
+            found = count if round < rounds else found
     check(federation)
-    return count
+    return found
 
 
 @pytest.mark.parametrize("point", [40, 151, 262])
@@ -108,7 +109,8 @@ def test_a_kill_at_some_writes_keeps_every_promise(tmp_path: Path, point: int) -
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(4))
 def test_a_kill_at_every_write_keeps_every_promise(tmp_path: Path, part: int) -> None:
-    total = 2 * writes(tmp_path / "whole")
-    assert total > 262
+    """In the first round and in the second; the third is like the second, and shows that the run goes on."""
+    total = 2 * writes(tmp_path / "whole", rounds=2)
+    assert total > 151
     for point in range(part, total, 4):
         check(killed_at(tmp_path / str(point), point))

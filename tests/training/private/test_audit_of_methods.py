@@ -50,27 +50,24 @@ METHODS = {
 }
 PATIENTS = (30, 85, 172, 199)  # the canary is in the first or in the last hospital
 HOSPITALS = [size / 486 for size in PATIENTS]
-SMALL: dict[str, Any] = {"rounds": 3, "trials": 240, "dimension": 6}
+SMALL: dict[str, Any] = {"rounds": 2, "trials": 240, "dimension": 6}  # two rounds: of some clients, and of all
+LARGER: dict[str, Any] = {**SMALL, "rounds": 3}  # where the canary shows less
+FEWEST: dict[str, Any] = {**SMALL, "trials": 192}  # enough for most bugs
 
-# Every method, and every pair of trust, relation and noise, at least once.
+# Every method, and every combination of trust, relation and noise, at least once.
 TRUE = [
     ("normec", "secure-sum", "zero-out", "seeded"),
-    ("normec-plain", "local", "replace", "seeded"),
-    ("normec-forgetting", "central", "zero-out", "seeded"),
-    ("clip21", "secure-sum", "replace", "secure"),
-    ("dpsgd-norm", "local", "zero-out", "secure"),
-    ("dpsgd-clip", "central", "replace", "seeded"),
     ("dpsgd-momentum", "secure-sum", "zero-out", "secure"),
-    ("clip21", "local", "zero-out", "seeded"),
-    ("normec-forgetting", "local", "replace", "secure"),
-    ("normec", "central", "zero-out", "secure"),
-    ("clip21", "secure-sum", "replace", "seeded"),
+    ("dpsgd-adaptive", "secure-sum", "replace", "seeded"),
+    ("clip21", "secure-sum", "replace", "secure"),
     ("normec-momentum", "local", "zero-out", "seeded"),
-    ("normec-momentum", "secure-sum", "replace", "secure"),
+    ("dpsgd-norm", "local", "zero-out", "secure"),
+    ("normec-plain", "local", "replace", "seeded"),
+    ("normec-forgetting", "local", "replace", "secure"),
     ("clip21-sgd2m", "central", "zero-out", "seeded"),
-    ("dpsgd-adaptive", "secure-sum", "zero-out", "secure"),
-    ("dpsgd-adaptive", "local", "replace", "seeded"),
-    ("clip21-adaptive", "central", "zero-out", "seeded"),
+    ("normec-forgetting", "central", "zero-out", "secure"),
+    ("dpsgd-clip", "central", "replace", "seeded"),
+    ("clip21-adaptive", "central", "replace", "secure"),
 ]
 
 
@@ -88,7 +85,7 @@ def test_true_mechanisms_are_not_refuted_and_the_bound_has_teeth(
 LOCAL = {
     "fedavg": (DPSGD(Clip(0.3)), LocalSteps(steps=5, lr=0.1, scale="difference")),
     "fedprox": (DPSGD(Clip(0.3)), LocalSteps(steps=3, lr=0.1, prox=0.5, scale="difference")),
-    "fed-normec": (NormEC(0.01, 0.1), LocalSteps(steps=5, lr=0.1, prox=0.3)),
+    "fed-normec": (NormEC(0.01, 0.1), LocalSteps(steps=3, lr=0.1, prox=0.3)),
     "scaffold": (Scaffold(0.3), LocalSteps(steps=3, lr=0.1)),
 }
 
@@ -116,7 +113,7 @@ def test_noise_for_one_of_five_local_steps_is_refuted(monkeypatch: pytest.Monkey
     method, local = LOCAL["fedavg"]
     monkeypatch.setattr(Release, "sum_sigma", lambda release, sigma: sigma * release.drawn / 5)
     privacy = Privacy(epsilon=2, trust="secure-sum", noise="seeded")
-    assert audit_method(method, privacy, local=local, **SMALL).violated
+    assert audit_method(method, privacy, local=local, **FEWEST).violated
 
 
 def test_the_audit_refuses_local_steps_that_it_cannot_follow() -> None:
@@ -137,7 +134,7 @@ def test_the_audit_refuses_local_steps_that_it_cannot_follow() -> None:
 )
 def test_weighted_sums_keep_their_epsilon(method: Method, trust: Any) -> None:
     privacy = Privacy(epsilon=8, trust=trust)
-    found = audit_method(method, privacy, weights=HOSPITALS, **SMALL)
+    found = audit_method(method, privacy, weights=HOSPITALS, **LARGER)
     assert not found.violated, found
     assert found.epsilon > 0.25 * found.claim
 
@@ -158,7 +155,7 @@ def test_records_of_unequal_hospitals_keep_their_epsilon(trust: Any, weights: An
 @pytest.mark.slow
 def test_more_runs_come_nearer() -> None:
     privacy = Privacy(epsilon=8, trust="secure-sum", noise="seeded")
-    found = audit_method(DPSGD(SmoothedNorm(0.01)), privacy, rounds=2, trials=2000, dimension=2)
+    found = audit_method(DPSGD(SmoothedNorm(0.01)), privacy, rounds=2, trials=1200, dimension=2)
     assert not found.violated
     assert found.claim == pytest.approx(8, rel=1e-6)
     assert found.epsilon > 0.75 * 8
@@ -421,7 +418,13 @@ BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] 
     "less in the last coordinate": (drawn_as(less_in_the_last_coordinate), CLIPPED, "central", 8, {}),
     "wrong n in the sum": (wrong_n_in_the_sum, NORMEC, "secure-sum", 8, {}),
     "noise on the mean": (noise_on_the_mean, NORMEC, "central", 8, {}),
-    "noise of drawn clients only": (noise_of_drawn_clients_only, NORMEC, "secure-sum", 8, {"clients": 8}),
+    "noise of drawn clients only": (
+        noise_of_drawn_clients_only,
+        NORMEC,
+        "secure-sum",
+        8,
+        {"clients": 8, "trials": 240},
+    ),
     "Ψ of the sum": (psi_of_the_sum, CLIPPED, "secure-sum", 8, {}),
     "Ψ of a block": (psi_of_a_block, CLIPPED, "secure-sum", 8, {}),
     "last row counted three times": (last_row_counted_three_times, CLIPPED, "secure-sum", 8, {}),
@@ -430,8 +433,8 @@ BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] 
         memories_take_the_noise_of_a_sum,
         Clip21(0.3),
         "secure-sum",
-        20,
-        {"clients": 8, "rounds": 6, "dimension": 2, "trials": 600},
+        60,
+        {"clients": 8, "rounds": 4, "dimension": 2, "trials": 240},
     ),
     "sigma over sqrt(n) under local trust": (
         scale_sigma(lambda self: 1 / math.sqrt(self.setting.clients)),
@@ -445,7 +448,7 @@ BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] 
         NORMEC,
         "local",
         8,
-        {},
+        LARGER,
     ),
     "noise shared by two clients": (noise_shared_by_two_clients, CLIPPED, "local", 8, {}),
     "no noise for the last client": (
@@ -462,7 +465,7 @@ BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] 
         NORMEC,
         "central",
         1,
-        {},
+        LARGER,
     ),
     "weights ignored in the sensitivity": (
         weights_ignored,
@@ -496,7 +499,7 @@ def test_planted_bugs_are_refuted(name: str, monkeypatch: pytest.MonkeyPatch) ->
     plant, method, trust, epsilon, more = BUGS[name]
     plant(monkeypatch)
     privacy = Privacy(epsilon=epsilon, trust=trust, noise="seeded")  # type: ignore[arg-type]
-    found = audit_method(method, privacy, **SMALL | more)
+    found = audit_method(method, privacy, **FEWEST | more)
     assert found.violated, found
 
 
@@ -507,20 +510,11 @@ def test_wrong_noise_of_single_hospitals_is_refuted(
 ) -> None:
     plant(monkeypatch)
     privacy = Privacy(epsilon=4, unit="record", record_clip=1.0, noise="seeded", trust="local")
-    found = audit_method(DPSGD(Clip(1.0)), privacy, weights=HOSPITALS, records=PATIENTS, **SMALL)
+    found = audit_method(DPSGD(Clip(1.0)), privacy, weights=HOSPITALS, records=PATIENTS, **FEWEST)
     assert found.violated, found
 
 
 QUICK: dict[str, Any] = {"rounds": 1, "trials": 192, "dimension": 2}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["normec-momentum", "dpsgd-adaptive", "scaffold"])
-def test_one_round_is_not_refuted(name: str) -> None:
-    method, local = LOCAL[name] if name in LOCAL else (METHODS[name], None)
-    found = audit_method(method, Privacy(epsilon=8, trust="secure-sum"), local=local, **QUICK)
-    assert not found.violated, found
-    assert found.epsilon > 0.25 * found.claim
 
 
 def test_one_round_with_a_bit_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:

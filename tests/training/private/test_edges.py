@@ -46,7 +46,7 @@ def test_a_finished_run_opened_again_reports_what_it_spent(tmp_path: Path) -> No
     assert latest["ledger"][0] == 21
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_round_in_which_nobody_was_drawn_is_a_release_too(seed: int, tmp_path: Path) -> None:
     privacy = Privacy(**SUM, sampling=0.1)
@@ -76,7 +76,7 @@ def test_empty_rounds_run_in_every_engine_and_trust(engine: str, trust: str) -> 
 @pytest.mark.parametrize("kind", [TensorDataset, Fetched])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_empty_batches_are_zero_gradients(kind: Any, clip: float | None) -> None:
-    privacy = Privacy(epsilon=8, unit="record", trust="local", record_clip=clip)
+    privacy = Privacy(sigma=2.0, unit="record", trust="local", record_clip=clip)
     run = train(problem(kind=kind), DPSGD(Clip(1.0)), lr=0.1, rounds=8, batch_rate=0.05, privacy=privacy)
     assert run.finished
     assert bool(torch.isfinite(run.x).all())

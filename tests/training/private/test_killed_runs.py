@@ -58,7 +58,7 @@ def killed_everywhere(folder: Path, noise: str, rounds: int, step: int) -> list[
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "rounds", "step"),
-    [("seeded", 2, 1), ("seeded", 200, 41), ("seeded correlated", 5, 3), ("seeded correlated", 200, 41)],
+    [("seeded", 2, 1), ("seeded", 200, 83), ("seeded correlated", 5, 3), ("seeded correlated", 200, 83)],
     ids=["every instant", "reserved in chunks", "correlated", "correlated, in chunks"],
 )
 def test_a_simulation_ends_in_the_same_files_wherever_it_is_killed(
@@ -141,6 +141,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_a_killed_run_with_secure_noise_goes_on_to_the_same_state_for_nothing(

@@ -153,7 +153,7 @@ def test_frozen_parameters_that_rest_are_taken() -> None:
     assert torch.equal(run.model[2].weight, run.x[:12].view(3, 4))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("engine", ["auto", "loop", "batched", "compiled"])
+@pytest.mark.parametrize("engine", ["auto", "loop", "batched", pytest.param("compiled", marks=pytest.mark.slow)])
 def test_what_a_model_writes_to_its_parameters_does_not_move_x(engine: str) -> None:
     torch.manual_seed(0)
     of = problem(nn.Sequential(Writes(), nn.Linear(4, 3)), 100.0)

@@ -155,6 +155,7 @@ CLIENTS = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("name", "trusted", "weighting", "schedule"), CLIENTS)
 def test_clients(name: str, trusted: str, weighting: str, schedule: str, drawn: Drawn) -> None:
     trust, relation, more = TRUSTS[trusted]
@@ -229,6 +230,7 @@ RECORDS: list[tuple[Any, Any, bool, Any, Any, Any, Any, Any]] = [
 ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("method", "trust", "hidden", "clip", "by", "relation", "weights", "schedule"), RECORDS)
 def test_records(
     method: Any, trust: Any, hidden: bool, clip: Any, by: Any, relation: Any, weights: Any, schedule: str, drawn: Drawn

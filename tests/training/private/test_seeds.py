@@ -189,6 +189,7 @@ def test_masks_of_dropout_are_as_secret_as_the_noise() -> None:
     assert prepare(bowls(CLIENTS), METHOD, Options(lr=0.1, rounds=1, seed=4)).plan.model_seed == 4
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("seed", [None, 0])
 def test_masks_of_clipped_records_are_secret_where_the_noise_is_real(seed: int | None, tmp_path: Path) -> None:
     """With known masks, leaving out one of 40 records moves the sum by five times the clip that is accounted for."""
@@ -236,6 +237,7 @@ def test_masks_of_clipped_records_have_all_bits_of_their_secret(monkeypatch: pyt
     assert same_masks("secure"), "nothing but the masks differs"
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("seed", [None, 0])
 def test_the_order_of_clipped_records_is_secret_where_the_noise_is_real(seed: int | None, tmp_path: Path) -> None:
     """With a known order, taking one of 40 records out moves a batch of 8 by four times the clip that is counted."""

@@ -236,6 +236,7 @@ def test_a_broken_gradient_is_never_sent(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("reading", ["per-coordinate", "total-norm", "variance"])
 def test_the_paper_s_formula_reports_what_it_really_gives(reading: str) -> None:
     """The paper's 'epsilon = 8' for 300 messages, local, zero-out: what it really is."""

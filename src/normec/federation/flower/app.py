@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ...data.table import read_table
-from ...errors import Diverged, UsageError, at_least
+from ...errors import Diverged, UsageError, WireError, at_least
 from ...experiments import runs
 from ...experiments.resolve import Measured, resolved
 from ...system.files import to_toml, write_atomic
@@ -36,7 +36,7 @@ from ..protocol.policy import Policy, load_policy
 from ..protocol.sum_coordinator import SumCoordinator
 from ..protocol.sum_party import SumParty
 from ..protocol.terms import PlanTerms, RecordTerms
-from ..protocol.wire import Refusal, Reply, SumReply, WireError, addressed, to_fields
+from ..protocol.wire import Refusal, Reply, SumReply, addressed, to_fields
 from . import settings as settings_of_run
 from .definition import definition_of
 from .mailbox import Mailbox

@@ -40,7 +40,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..protocol.wire import WireError
+from ...errors import WireError
 from .access_control import (
     ABOUT,
     FLEET,

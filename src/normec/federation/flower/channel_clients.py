@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..protocol.wire import WireError
+from ...errors import WireError
 from .access_control import ABOUT, PARTY, RECEIVE, SEND, SERVER
 from .byte_lists import ByteList, Part, field
 from .download import PartsMissing, limit_responses, pull_message

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from ..protocol.wire import WireError
+from ...errors import WireError
 from .limits import PART_SECONDS, MessageLimits, table_bytes
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..protocol.wire import Fields, Request, SumRequest, WireError, to_fields
+from ...errors import WireError
+from ..protocol.wire import Fields, Request, SumRequest, to_fields
 from .channel_clients import Arrival, ServerChannel
 from .download import PartsMissing
 from .limits import MessageLimits

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...errors import WireError
 from ..protocol.terms import LONGEST_SPEC
-from ..protocol.wire import FLOATS, LARGEST, OCTETS, Fields, WireError, most_octets
+from ..protocol.wire import FLOATS, LARGEST, OCTETS, Fields, most_octets
 
 if TYPE_CHECKING:
     from flwr.app import Array as FlowerArray

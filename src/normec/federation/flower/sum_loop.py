@@ -17,11 +17,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import UsageError
+from ...errors import UsageError, WireError
 from ...system.files import write_atomic
 from ..protocol.introduction import agreed, introduced
 from ..protocol.sum_terms import FOLDER
-from ..protocol.wire import Refusal, SumReply, SumRequest, WireError, from_fields, most_octets, octets
+from ..protocol.wire import Refusal, SumReply, SumRequest, from_fields, most_octets, octets
 from ..secure_sum.roster import Roster
 from .correspondence import Correspondence
 from .limits import MessageLimits

@@ -22,10 +22,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
+from ...errors import UsageError, WireError
 from ...system.code_files import import_from_source
 from ..protocol.policy import Policy
-from ..protocol.wire import WireError, most_octets
+from ..protocol.wire import most_octets
 from .channel_clients import PartyChannel
 from .download import limit_responses
 from .limits import PLAIN_BYTES, MessageLimits

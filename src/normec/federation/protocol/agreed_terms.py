@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 
 from ...algorithms.method import Method
-from ...errors import UsageError
+from ...errors import UsageError, WireError
 from ...privacy.accounting import epsilon_of
 from ...privacy.noise_schedule import LEVELS
 from .policy import Verdict
 from .price import release_of
 from .terms import MethodTerms, PlanTerms, PrivacyTerms
-from .wire import FLOATS, LARGEST, LIMITS, Record, Request, WireError, from_fields, run_name, to_fields
+from .wire import FLOATS, LARGEST, LIMITS, Record, Request, from_fields, run_name, to_fields
 
 
 @dataclass(frozen=True)

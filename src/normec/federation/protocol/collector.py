@@ -7,10 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ...errors import WireError
 from .journal import Journal
 from .screening import Limits, screened
 from .server_state import PartyRecord
-from .wire import Array, Refusal, Reply, WireError, from_fields
+from .wire import Array, Refusal, Reply, from_fields
 
 Outcome = Literal["taken", "duplicate", "dropped", "refused", "handshake", "late"]
 

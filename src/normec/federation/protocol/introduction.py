@@ -13,10 +13,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from ...errors import UsageError
+from ...errors import UsageError, WireError
 from ..secure_sum.keys import KEY, SIGNATURE, Identity, signed_by
 from ..secure_sum.roster import MOST, Member, Roster
-from .wire import WireError
 
 _PURPOSE = "introduction"
 

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 
 from ...algorithms.method import Method, Steps, Tables
-from ...errors import UsageError
+from ...errors import UsageError, WireError
 from ...privacy.mechanism import made_of_messages
 from ...privacy.noise import noise_source, privatise
 from . import party_state
@@ -55,7 +55,7 @@ from .party_state import PartyState, Pending
 from .policy import Policy, Verdict
 from .price import Price, priced
 from .reconciliation import after_absence, overtaken, reconcile, resume
-from .wire import Refusal, Reply, Request, WireError, addressed, chained, from_fields, run_name, to_fields
+from .wire import Refusal, Reply, Request, addressed, chained, from_fields, run_name, to_fields
 
 
 class _Refused(Exception):  # noqa: N818  (carries a verdict to `answer`)

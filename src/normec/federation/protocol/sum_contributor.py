@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...algorithms.error_feedback import ErrorFeedbackScheme
 from ...algorithms.method import CLIENT_FUNCTIONS, Steps, Tables, has_functions_of
-from ...errors import UsageError
+from ...errors import UsageError, WireError
 from ...privacy.hash_chain import Head
 from ...privacy.noise import SecureNoise
 from ..secure_sum.party import Assignment, Contribution, Contributor
@@ -46,7 +46,7 @@ from .policy import Policy
 from .price import Price
 from .reconciliation import after_absence
 from .sum_terms import Agreement
-from .wire import Request, WireError
+from .wire import Request
 
 _FACTS = 512  # characters to which the facts in a deposit are padded, so that its length does not depend on them
 

@@ -28,7 +28,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from ...algorithms.method import Method
-from ...errors import BudgetSpent, UsageError
+from ...errors import BudgetSpent, UsageError, WireError
 from ...privacy.grid_account import honest_parties
 from ...privacy.secure_sum import SumGrid
 from ...privacy.statement import Privacy
@@ -45,7 +45,7 @@ from .federated_run import Evaluate, FederatedRun, writes
 from .method_checks import public_vector
 from .screening import Limits
 from .sum_terms import FOLDER, SumPlan, grid_of, made_terms
-from .wire import Octets, Refusal, SumReply, SumRequest, WireError, from_fields, octets
+from .wire import Octets, Refusal, SumReply, SumRequest, from_fields, octets
 
 TERMS = "terms.json"
 # The refusals that another attempt does not cure.

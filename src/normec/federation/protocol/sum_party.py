@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import UsageError
+from ...errors import UsageError, WireError
 from ...privacy.noise import SecureNoise
 from ..secure_sum import party as secure_sum
 from ..secure_sum.keys import Identity
@@ -42,7 +42,7 @@ from .party_state import MOST_RUNS
 from .policy import Policy
 from .sum_contributor import SumContributor
 from .sum_terms import Agreement
-from .wire import Refusal, SumReply, SumRequest, WireError, addressed, from_fields, octets, run_name
+from .wire import Refusal, SumReply, SumRequest, addressed, from_fields, octets, run_name
 
 FOLDER, TERMS = "sums", "terms.json"
 MOST_OPEN = 8  # runs at a time; the secrets of the oldest are forgotten for a new one

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from ...algorithms.method import Method
-from ...errors import UsageError
+from ...errors import UsageError, WireError
 from ...privacy.facts import FULL, Facts, Sampling, Setting
 from ...privacy.grid_account import honest_parties
 from ...privacy.release import Release
@@ -32,7 +32,7 @@ from ..secure_sum.roster import Roster
 from ..secure_sum.terms import Terms, least_threshold
 from .price import Price, facts_checked, releases_by_unit
 from .terms import LocalTerms, MethodTerms, PlanTerms, PrivacyTerms, RecordTerms
-from .wire import FLOATS, Array, Record, Request, WireError, from_fields, to_fields
+from .wire import FLOATS, Array, Record, Request, from_fields, to_fields
 
 FOLDER = "secure-sum"  # of the server's sums, in the folder of the run
 PRIVACY = ("noise", "delta", "unit", "relation", "memory")  # of `PrivacyTerms`, in the plan

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import UsageError, WireError
 from .terms import LONGEST_SPEC, METHOD_NAME, MethodTerms, PlanTerms, PrivacyTerms, read_spec
 
 FORMAT = 1
@@ -65,10 +65,6 @@ LIMITS: dict[str, tuple[float, float]] = {
     "step": (1, MOST_ROUNDS),
 }
 LEAST_SIGMA = 1e-9  # of a run with noise
-
-
-class WireError(ValueError):
-    """A message violates a rule of the format. The error names the rule and nothing of the contents."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,280 @@
+"""Python programs in processes that are forked where torch and the command are loaded, not started from nothing.
+
+Most of the time of a small run goes into its imports. A server makes them once, and a small run makes those of
+functions; then it forks a process for each program. The ranks of `normec train --processes` and of torchrun are forked
+from their launcher in the same way: only the call that starts a rank is another one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import gc
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
+from os import pidfd_open
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any
+
+from .waiting import LIMIT
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+TORCHRUN = ["-m", "torch.distributed.run"]
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+
+class Fork:
+    """A program in a forked process, to be used like `subprocess.Popen` with pipes to its three streams.
+
+    Args:
+        words: What follows `python` on a command line: the path of a script or `-m` and a module, and arguments.
+        cwd: The folder in which it runs.
+    """
+
+    def __init__(self, words: Sequence[str], cwd: Path) -> None:
+        inner, pipes = [], []
+        for ours_writes in (True, False, False, False):
+            read, write = os.pipe()
+            inner.append(read if ours_writes else write)
+            pipes.append(write if ours_writes else read)
+        socket.send_fds(_server(), [json.dumps({"words": list(words), "cwd": str(cwd)}).encode()], inner)
+        for end in inner:
+            os.close(end)
+        self.stdin, self.stdout, self.stderr = (os.fdopen(end, mode) for end, mode in zip(pipes, "wrr", strict=False))
+        self._answers = os.fdopen(pipes[3], "rb", buffering=0)
+        self.pid = self._answer()
+        self.returncode: int | None = None
+
+    def _answer(self) -> int:
+        assert wait([self._answers], LIMIT), "the server of forks does not answer"
+        return int.from_bytes(self._answers.read(8), "little", signed=True)
+
+    def poll(self) -> int | None:
+        """Return the exit code, or None while the process runs."""
+        if self.returncode is None and wait([self._answers], 0):
+            self.returncode = self._answer()
+        return self.returncode
+
+    def wait(self, timeout: float = LIMIT) -> int:
+        """Wait for the end of the process, and return its exit code."""
+        assert self.returncode is not None or wait([self._answers], timeout), f"process {self.pid} does not end"
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def communicate(self, timeout: float = LIMIT) -> tuple[str, str]:
+        """End the input, wait for the end of the process, and return what it wrote to its two streams."""
+        self.stdin.close()
+        texts: dict[int, str] = {}
+        streams = (self.stdout, self.stderr)
+        readers = [threading.Thread(target=lambda n: texts.update({n: streams[n].read()}), args=(n,)) for n in (0, 1)]
+        for reader in readers:
+            reader.daemon = True
+            reader.start()
+        for reader in readers:
+            reader.join(timeout)
+        self.wait(timeout)
+        return texts[0], texts[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def end_with_us() -> None:
+    """Ask the kernel for SIGKILL at the parent's death (Linux only)."""
+    if sys.platform == "linux":
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@functools.cache
+def _server() -> socket.socket:
+    """Start the server; it ends when our end of the connection is closed, at the latest with this process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        code = f"from {__name__} import serve; serve({theirs.fileno()})"
+        command = [sys.executable, "-c", code]
+        server = subprocess.Popen(
+            command, cwd=ROOT, env=ENVIRONMENT, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+        )
+
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def serve(descriptor: int) -> None:
+    """Fork a process for each request; it returns from here when its program has ended."""
+    requests = socket.socket(fileno=descriptor)
+    _make_imports()
+    children: dict[int, tuple[int, int]] = {}  # by the handle of a process: its number, and where its exit code goes
+    while True:
+        for ready in wait([requests, *children]):
+            if ready in children:
+                child, answers = children.pop(ready)
+                _tell(answers, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+                os.close(answers)
+                os.close(ready)
+                continue
+            text, streams, _, _ = socket.recv_fds(requests, 2**16, 4)
+            if not text:
+                os._exit(0)
+            child = os.fork()
+            if child == 0:
+                end_with_us()
+                requests.close()
+                for number, stream in enumerate(streams[:3]):
+                    os.dup2(stream, number)
+                for stream in streams:
+                    os.close(stream)
+                asked = json.loads(text)
+                os.chdir(asked["cwd"])
+                _run(asked["words"])
+                return
+            _tell(streams[3], child)
+            children[pidfd_open(child)] = child, streams[3]
+            for stream in streams[:3]:
+                os.close(stream)
+
+
+def _tell(answers: int, number: int) -> None:
+    with suppress(BrokenPipeError):  # nobody waits for it any more
+        os.write(answers, number.to_bytes(8, "little", signed=True))
+
+
+def _make_imports() -> None:
+    import tomli_w  # noqa: F401
+
+    import normec.experiments.compare
+    import normec.experiments.runs
+    import normec.report.page  # noqa: F401
+    from normec.cli.app import run
+    from normec.distributed import launch
+
+    shown = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    with tempfile.TemporaryDirectory() as folder:
+        assert run(["train", "--rounds", "1", "--clients", "4", "--quiet", "--out", f"{folder}/run"]) == 0
+    sys.stdout.flush()
+    os.dup2(shown, 1)
+    os.close(shown)
+    gc.collect()
+    gc.freeze()  # else a collection in a child copies the pages of all objects
+    launch.subprocess = SimpleNamespace(Popen=Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
+
+
+def _run(words: Sequence[str]) -> None:
+    """Run a program as `python WORDS` would."""
+    sys.path[0] = str(Path.cwd())
+    if words[0] == "-m":
+        if list(words[:2]) == TORCHRUN:
+            from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+            subprocess_handler.Popen = Rank  # type: ignore[assignment,misc]
+        sys.argv = list(words[1:])
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = list(words)
+        runpy.run_path(words[0], run_name="__main__")
+
+
+class Rank:
+    """`subprocess.Popen` of a rank, for launchers. The name of its process is "rank" and its number."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        stdout: int | IO[Any] | None = None,
+        stderr: IO[Any] | None = None,
+        **_: object,
+    ) -> None:
+        self.returncode: int | None = None
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os._exit(_exit_code(lambda: self._be(args, env, stdout, stderr)))
+
+    @staticmethod
+    def _be(args: Sequence[str], env: Mapping[str, str], stdout: int | IO[Any] | None, stderr: IO[Any] | None) -> None:
+        os.setsid()
+        LIBC.prctl(PR_SET_NAME, f"rank {env['RANK']}".encode(), 0, 0, 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        for number, target in ((1, stdout), (2, stderr)):
+            if target is not None:
+                os.dup2(nothing if isinstance(target, int) else target.fileno(), number)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        os.environ.clear()
+        os.environ.update(env)
+        _run([word for word in args[1:] if word != "-u"])
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            found, status = os.waitpid(self.pid, os.WNOHANG)
+            if found:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.poll() is None:
+            handle = pidfd_open(self.pid)
+            ended = wait([handle], timeout)
+            os.close(handle)
+            if not ended:
+                raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+
+def _exit_code(program: Callable[[], None]) -> int:
+    """Run a program, and return the exit code with which Python would end."""
+    code: object = 0
+    try:
+        program()
+    except SystemExit as end:
+        code = end.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code or 0
