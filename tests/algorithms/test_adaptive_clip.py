@@ -23,6 +23,7 @@ from normec import (
     NormEC,
     Privacy,
     Problem,
+    Scaffold,
     SmoothedNorm,
     train,
 )
@@ -199,7 +200,8 @@ def test_a_bit_that_is_not_covered_stops_the_run() -> None:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: AdaptiveClip(NormEC(0.1, 0.1)), "methods that clip"),
+        (lambda: AdaptiveClip(NormEC(0.1, 0.1)), "methods whose operator is Clip"),
+        (lambda: AdaptiveClip(Scaffold(1.0)), r"methods whose operator is Clip.*got Scaffold\(tau=1.0\)"),
         (lambda: AdaptiveClip(EF21(Clip(1.0))), "cannot replace the clipping of ef21"),
         (lambda: AdaptiveClip(DPSGD(Clip(1.0)), quantile=1.0), "quantile must lie in"),
         (lambda: AdaptiveClip(DPSGD(Clip(1.0)), bit_weight=0.0), "bit_weight must lie in"),

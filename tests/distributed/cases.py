@@ -15,8 +15,10 @@ from normec import (
     DPSGD,
     EF21,
     GD,
+    AdaptiveClip,
     Clip,
     Clip21,
+    Clip21SGD2M,
     Compute,
     ErrorFeedback,
     FixedSize,
@@ -24,12 +26,14 @@ from normec import (
     Logging,
     Memory,
     Method,
+    MomentumNormEC,
     NormEC,
     Privacy,
     Problem,
     RandK,
     Rotation,
     Run,
+    Scaffold,
     ServerOptimizer,
     TopK,
 )
@@ -96,6 +100,14 @@ CASES = {
     "dpsgd with momentum, sampled": Case(DPSGD(Clip(0.5), momentum=0.8), how={"participation": FixedSize(3)}),
     "dpsgd clip": Case(DPSGD(Clip(0.5)), "mlp"),
     "gd": Case(GD(), "mlp"),
+    "client momentum, sampled, weighted": Case(
+        MomentumNormEC(0.1, 0.3, 0.6), "mlp", {"participation": FixedSize(3), "weights": WEIGHTS, "batch_size": 4}
+    ),
+    "clip21-sgd2m, private": Case(Clip21SGD2M(0.5, 0.7, 0.6), how={"privacy": SEEDED}),
+    "adaptive clipping, private": Case(AdaptiveClip(Clip21(0.5)), how={"privacy": SEEDED}),
+    "scaffold, sampled": Case(
+        Scaffold(0.5), "mlp", {"local": LocalSteps(steps=3, lr=0.1), "participation": FixedSize(3)}
+    ),
     "batchnorm": Case(NormEC(0.1, 0.3), "batchnorm", {"batch_size": 4}),
     **{
         f"own, {name}": Case(method, "mlp", {"participation": FixedSize(3)}) for name, method in own_methods.ALL.items()

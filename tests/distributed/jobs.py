@@ -32,8 +32,9 @@ def tensors(run: Run, communicator: Communicator) -> dict[str, torch.Tensor]:
     """x, the server's states and its optimizer's, and on rank 0 the states of all clients."""
     tables = {name: communicator.gather_rows(rows, CLIENTS) for name, rows in run.state.clients.items()}
     optimizer = {f"optimizer.{name}": value for name, value in run.state.optimizer.items()}
-    server = {"x": run.x, "last x": run.state.x, **run.state.server, **optimizer}
-    return {**server, **{name: rows for name, rows in tables.items() if rows is not None}}
+    server = {f"server.{name}": value for name, value in run.state.server.items()}
+    held = {name: rows for name, rows in tables.items() if rows is not None}
+    return {"x": run.x, "last x": run.state.x, **held, **server, **optimizer}
 
 
 def trajectories(communicator: Communicator, folder: Path) -> None:

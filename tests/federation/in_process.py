@@ -22,7 +22,11 @@ from normec.sampling.participation import Everyone, Participation
 from normec.training.run import Plan
 
 NODES = [f"party-{i}" for i in range(5)]
-OPEN = Policy(allow_without_noise=True, report_loss=True, methods=["normec", "clip21", "ef21", "dpsgd", "gd"])
+OPEN = Policy(
+    allow_without_noise=True,
+    report_loss=True,
+    methods=["normec", "clip21", "ef21", "dpsgd", "gd", "normec-momentum", "clip21-sgd2m", "ef21-sgdm"],
+)
 
 
 def softmax() -> nn.Module:

@@ -98,9 +98,10 @@ def alike(a: Run, b: Run) -> None:
 
 
 def states(run: Run) -> dict[str, torch.Tensor]:
-    """x, and the states of clients, server and the server's optimizer by name."""
+    """x, and the states of clients, server and the server's optimizer by name; those of both may have one name."""
     optimizer = {f"optimizer.{name}": value for name, value in run.state.optimizer.items()}
-    return {"x": run.x, "last x": run.state.x, **run.state.clients, **run.state.server, **optimizer}
+    server = {f"server.{name}": value for name, value in run.state.server.items()}
+    return {"x": run.x, "last x": run.state.x, **run.state.clients, **server, **optimizer}
 
 
 def same(a: Run, b: Run) -> None:

@@ -75,6 +75,15 @@ def test_it_falls_like_one_over_the_root_of_the_rounds() -> None:
     assert theory.clip21_sgd2m(**{**numbers, "tau": 9.0}, rounds=600, average_error=1.5) < few
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_a_bound_that_outgrows_all_numbers_is_infinite(p: float) -> None:
+    numbers = {"L": 1.0, "L_max": 3.0, "F0": 1.0, "tau": 1e-3, "beta": 0.1, "client_momentum": p, "average_error": 1.0}
+    small, large = theory.clip21_sgd2m(**numbers, gamma=np.array([1e-6, 1.0]), rounds=2000)
+    assert small < 40
+    assert large == np.inf
+
+
 def test_a_run_keeps_the_promise() -> None:
     centres = torch.tensor([[3.0, 0.0], [-1.0, 2.0], [0.0, -4.0]], dtype=torch.float64)
     clients = [lambda x, c=c: 0.5 * ((x - c) ** 2).sum() for c in centres]

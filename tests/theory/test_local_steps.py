@@ -118,3 +118,13 @@ def test_clients_that_are_never_or_always_drawn() -> None:
     assert still == pytest.approx(3.0 / (1e-9 * 50) + 2 * 0.3)
     with pytest.raises(UsageError, match=r"beta must be at most alpha = 0.5, got 0.6"):
         theory.sampled_clients(**{**numbers, "beta": 0.6}, sample_rate=0.5)
+
+
+def test_several_local_steps_of_sampled_clients_need_a_bound_of_the_gradients() -> None:
+    """Without it the drift would count as zero."""
+    numbers = {"L": 1.0, "L_max": 1.0, "R": 0.3, "alpha": 0.5, "beta": 0.4, "gamma": 0.02, "rounds": 50, "F0": 3.0}
+    with pytest.raises(UsageError, match=r"the drift of 5 local steps is a multiple of B, which is missing; give B"):
+        theory.sampled_clients(**numbers, sample_rate=0.5, steps=5, local_lr=0.1)
+    drift = theory.local_drift(L_max=1.0, steps=5, local_lr=0.1, B=2.0)
+    still, moving = (theory.sampled_clients(**numbers, sample_rate=0.5, steps=5, local_lr=0.1, B=B) for B in (0.0, 2.0))
+    assert moving == pytest.approx(still + 2 * drift)

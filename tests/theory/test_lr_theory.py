@@ -71,6 +71,15 @@ def test_clip21_sgd2m_takes_the_step_size_with_the_best_bound_and_keeps_it() -> 
     assert min(run.history["grad_norm"]) <= bound(gamma) < min(bound(gamma / 2), bound(2 * gamma))
 
 
+@pytest.mark.parametrize("p", [0.0, 1e-6])
+def test_clip21_sgd2m_over_many_rounds_takes_no_step_size_without_a_bound(p: float) -> None:
+    """Larger step sizes have a bound that outgrows all numbers; without momentum, too."""
+    clients = [lambda x: (x**2).sum(), lambda x: 3 * ((x - 2) ** 2).sum()]
+    steep = Problem.from_functions(clients, torch.ones(3, dtype=torch.float64))
+    sizes = [th.step_size(steep, Clip21SGD2M(0.01, 0.3, p), rounds, lower=0.0) for rounds in (50, 500)]
+    assert sizes[1] < sizes[0] < 0.002
+
+
 @pytest.mark.parametrize("setting", [{"decay": 0.1}, {"beta": 1.5}])
 def test_clip21_sgd2m_is_refused_where_the_theorem_does_not_hold(setting: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="clip21-sgd2m with beta at most 1 and without decay, noise and warm-up"):

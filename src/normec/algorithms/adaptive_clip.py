@@ -83,7 +83,8 @@ class AdaptiveClip(Method):
         known = type(self.method).__module__.startswith(f"{__package__}.")
         if not (known and isinstance(self.method, OperatorMethod) and type(self.method.operator) is Clip):
             raise UsageError(
-                f"AdaptiveClip is for normec's methods that clip, such as DPSGD(Clip(1.0)), got {self.method!r}"
+                "AdaptiveClip is for normec's methods whose operator is Clip: DPSGD(Clip(τ)), also with local steps, "
+                f"Clip21(τ) and Clip21SGD2M(τ), got {self.method!r}; use one of them, or a threshold that is given"
             )
         if type(self._unclipped.operator) is not Identity:  # type: ignore[attr-defined]
             raise UsageError(

@@ -417,7 +417,7 @@ def _notes(
         )
     if setting.groups > 1:
         notes.append(
-            f"{setting.groups} public groups of clients take turns: a client sends at most {setting.turns} messages in "
+            f"{setting.groups} public groups of clients take turns: a client takes part in at most {setting.turns} of "
             f"{setting.rounds} rounds, and these are counted"
         )
     if privacy.correlates:

@@ -12,6 +12,8 @@ import numpy as np
 
 from .argument_checks import Array, Numbers, Value, below, non_negative, plain, positive, root, whole
 
+LARGEST = np.finfo(np.float64).max
+
 
 def clip21_sgd2m_gamma(*, L: Numbers, L_max: Numbers, beta: Numbers, client_momentum: Numbers) -> Value:
     """γ = 2/(L + √(L² + 8κ²L_max²)), κ = p/(1−p) + (1−β)/β: a step size at which unclipped errors sum up.
@@ -105,19 +107,20 @@ def clip21_sgd2m(
     before = np.zeros_like(F0)  # Σ up to the last round with a clipped message
     since = np.zeros_like(F0)  # Σ from that round on
     average, memory = p * away, _after_update(gap + (1 - p) * away, tau, beta)
-    rest = later(average, memory)
-    for left_rounds in range(int(rounds) - 1, -1, -1):
-        error = average + memory
-        slope = root(2 * L * (F0 + gamma / 2 * (before + np.minimum(since, rest))))
-        since = since + error**2
-        if left_rounds:
-            moved = average + L_max * gamma * (slope + error)
-            difference = memory + (1 - p) * moved
-            average, memory = p * moved, _after_update(difference, tau, beta)
-            clipped = difference > tau
-            before = np.where(clipped, before + np.minimum(since, rest), before)
-            since = np.where(clipped, 0.0, since)
-            rest = np.where(clipped, later(average, memory), rest)
+    with np.errstate(over="ignore"):  # errors that outgrow the numbers make the bound infinite
+        rest = later(average, memory)
+        for left_rounds in range(int(rounds) - 1, -1, -1):
+            error = average + memory
+            slope = root(2 * L * (F0 + gamma / 2 * (before + np.minimum(since, rest))))
+            since = since + error**2
+            if left_rounds:
+                moved = np.minimum(average + L_max * gamma * (slope + error), LARGEST)  # p = 0 times it is 0
+                difference = memory + (1 - p) * moved
+                average, memory = p * moved, _after_update(difference, tau, beta)
+                clipped = difference > tau
+                before = np.where(clipped, before + np.minimum(since, rest), before)
+                since = np.where(clipped, 0.0, since)
+                rest = np.where(clipped, later(average, memory), rest)
     return plain(root((2 * F0 / gamma + before + np.minimum(since, rest)) / rounds))
 
 

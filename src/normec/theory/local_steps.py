@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..errors import UsageError
 from .argument_checks import Array, Numbers, Value, below, non_negative, plain, positive, whole
 from .private import noise_term, theorem2
 
@@ -159,7 +160,7 @@ def sampled_clients(
     sample_rate: Numbers,
     steps: Numbers = 1,
     local_lr: Numbers = 1.0,
-    B: Numbers = 0.0,
+    B: Numbers | None = None,
     convex: bool = False,
     sigma: Numbers = 0.0,
     dim: Numbers = 1,
@@ -183,7 +184,8 @@ def sampled_clients(
         sample_rate: The probability q with which each client takes part in a round, independently.
         steps: The number of local steps; without local steps it is 1.
         local_lr: The step size η of a local step.
-        B: A bound on the norms of the clients' gradients at the server's points; not needed with one step.
+        B: A bound on the norms of the clients' gradients at the server's points, such as `gradient_bound`; with one
+            local step there is no drift, and none is needed.
         convex: Whether all f_i are convex.
         sigma: The standard deviation of one client's noise, per coordinate, as if all clients sent noise.
         dim: The dimension d of x.
@@ -194,7 +196,7 @@ def sampled_clients(
         The bound, or an array of bounds if an argument is an array.
 
     Raises:
-        UsageError: A value is out of range, or β exceeds α.
+        UsageError: A value is out of range, β exceeds α, or several local steps come without B.
 
     Example:
         >>> numbers = dict(L=1.0, L_max=1.0, R=0.1, alpha=1.0, beta=1.0, gamma=0.01, rounds=1000, F0=1.0)
@@ -206,8 +208,14 @@ def sampled_clients(
     below(1.0, "1", sample_rate=sample_rate)
     below(alpha, "alpha", beta=beta)
     whole(1, dim=dim, clients=clients, rounds=rounds)
+    if B is None and (np.asarray(steps) > 1).any():
+        raise UsageError(
+            f"the drift of {np.max(steps):.6g} local steps is a multiple of B, which is missing; "
+            "give B, such as theory.gradient_bound(...), or steps=1"
+        )
     move = np.asarray(gamma) * local_smoothness(L_max=L_max, steps=steps, local_lr=local_lr, convex=convex)
-    drift = np.asarray(local_drift(L_max=L_max, steps=steps, local_lr=local_lr, B=B, convex=convex))
+    bounded = 0.0 if B is None else B
+    drift = np.asarray(local_drift(L_max=L_max, steps=steps, local_lr=local_lr, B=bounded, convex=convex))
     error = largest = np.asarray(R, dtype=np.float64)
     total: Array = np.zeros_like(error)
     for _ in range(int(rounds)):
