@@ -174,7 +174,8 @@ def test_a_weight_of_two_thirds_is_two_clients_of_three(name: str) -> None:
 
     weighted = train(of([first, second]), method, lr=lr, rounds=ROUNDS, weights=(2 / 3, 1 / 3), **more)
     repeated = train(of([first, first, second]), method, lr=lr, rounds=ROUNDS, **more)
-    torch.testing.assert_close(weighted.x, repeated.x, rtol=0, atol=1e-11)
+    # Sums in another order differ by rounding, which the rounds amplify, on some processors above 1e-11.
+    torch.testing.assert_close(weighted.x, repeated.x, rtol=0, atol=1e-9)
     for ours, theirs in zip(weighted.history.rows, repeated.history.rows, strict=True):
         for column in {"loss", "grad_norm", "disagreement", "memory_error"} & theirs.keys():
             assert ours[column] == pytest.approx(theirs[column], abs=1e-7), column  # roots of differences of squares

@@ -58,8 +58,12 @@ class LinearEngine(BlockEngine):
         self._owned = torch.nn.utils.rnn.pad_sequence(list(records.rows), batch_first=True)
         # The keys of both are the first clients of blocks.
         self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of the block, padded
-        # The first of the rounds that are drawn ahead, the record numbers [rounds, c, B], and the weights [c, B].
-        self._ahead: dict[int, tuple[int, Tensor, Tensor]] = {}
+        # The first of the rounds that are drawn ahead, and the record numbers [rounds, c, B].
+        self._ahead: dict[int, tuple[int, Tensor]] = {}
+        # Batches of a fixed size, and which clients have enough records for one; these records have equal weights.
+        self._fixed = batches if isinstance(batches, Batches) and clip is None else None
+        size = self._fixed.batch_size if self._fixed is not None else 1
+        self._fill, self._equal = self._sizes >= size, problem.x0.new_tensor(1 / size)
         self._everyone: tuple[Tensor, ...] = ()  # all clients, in blocks
         self.same_records = batches is None
 
@@ -131,8 +135,11 @@ class LinearEngine(BlockEngine):
         """Return the padded records of a block in a round; `everyone`: the same block is asked for in every round."""
         batches, first = self._batches, int(clients[0])
         if batches is not None and not full:
-            if everyone and self._clip is None and isinstance(batches, Batches) and isinstance(round, int):
-                return self._ahead_of(first, clients, batches, round)
+            if self._fixed is not None and bool(self._fill[clients].all()):
+                if everyone and isinstance(round, int):
+                    return self._full_batches(self._ahead_of(first, clients, self._fixed, round))
+                table = upload(self._fixed.table(clients, round), self._owned.device)
+                return self._full_batches(self._owned[clients.to(self._owned.device)].gather(1, table))
             return self._padded(clients, batches.padded(clients, round), self._divisors[clients])
         if not everyone:
             return self._padded(clients, None, self._sizes[clients].double())
@@ -140,23 +147,22 @@ class LinearEngine(BlockEngine):
             self._whole[first] = self._padded(clients, None, self._sizes[clients].double())
         return self._whole[first]
 
-    def _ahead_of(self, first: int, clients: Tensor, batches: Batches, round: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what `_padded` would, from batches that are drawn for many rounds at once, which takes less time."""
-        begun, numbers, weights = self._ahead.get(first, (0, torch.empty(0), torch.empty(0)))
+    def _ahead_of(self, first: int, clients: Tensor, batches: Batches, round: int) -> Tensor:
+        """Return the record numbers of batches that are drawn for many rounds at once, which takes less time."""
+        begun, numbers = self._ahead.get(first, (0, torch.empty(0)))
         if not begun <= round < begun + len(numbers):
-            lengths, divisors = self._sizes[clients].clamp(max=batches.batch_size), self._divisors[clients]
-            if int(lengths.min()) < batches.batch_size:  # not all batches are full
-                return self._padded(clients, batches.padded(clients, round), divisors)
             most = max(1, _AHEAD // (len(clients) * int(self._sizes.max())))
             tables = batches.tables(clients, torch.arange(round, round + min(most, 2 * len(numbers) or 8)))
             begun, numbers = round, self._owned.cpu()[clients[:, None], tables].to(self._owned.device)
-            weights = (1 / divisors)[:, None].expand(numbers.shape[1:]).to(self._problem.x0).contiguous()
-            self._ahead[first] = (begun, numbers, weights)
-        drawn = numbers[round - begun]
-        inputs, dtype = self._gathered(drawn), self._problem.x0.dtype
+            self._ahead[first] = (begun, numbers)
+        return numbers[round - begun]
+
+    def _full_batches(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `_padded` would for batches of equal length, which need no padding."""
+        inputs, dtype = self._gathered(numbers), self._problem.x0.dtype
         if self._problem.transform is not None:
-            inputs = self._transformed(inputs, torch.full((len(clients),), batches.batch_size))
-        return inputs.flatten(2).to(dtype), self._records.targets[drawn], weights
+            inputs = self._transformed(inputs, torch.full((len(numbers),), numbers.shape[1]))
+        return inputs.flatten(2).to(dtype), self._records.targets[numbers], self._equal.expand(numbers.shape)
 
     def _padded(
         self, clients: Tensor, rows: tuple[Tensor, Tensor] | None, divisors: Tensor

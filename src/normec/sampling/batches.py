@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -75,6 +76,7 @@ class Batches:
         self.sizes, self.batch_size, self._seed = sizes, batch_size, seed
         self.steps = (sizes // batch_size).clamp(min=1)  # rounds per pass, for each client
         self._stream, self._longest = Stream(seed, "batches"), int(sizes.max())
+        self._alike = int(sizes.min()) == self._longest
         self._pass = torch.full_like(sizes, -1)
         self._order = torch.empty(0, 0, dtype=torch.int64)
 
@@ -123,11 +125,17 @@ class Batches:
 
     def _orders(self, clients: Tensor, passes: Tensor) -> Tensor:
         """Return, row by row, a client's records in the order of a pass."""
-        keys = self._stream.bits(clients, passes, self._longest)
-        beyond = torch.arange(self._longest) >= self.sizes[clients, None]
-        # Records that a smaller client does not have come last.
-        keys.masked_fill_(beyond, torch.iinfo(torch.int64).max)
-        return keys.argsort(dim=1, stable=True)
+        keys = self._stream.bits(clients, passes, self._longest).numpy()
+        positions = np.arange(self._longest)
+        if not self._alike:  # records that a smaller client does not have come last
+            keys[positions >= self.sizes[clients, None].numpy()] = np.iinfo(np.int64).max
+        # With its position in its lowest bits, a number says where it came from, and sorting takes less time than
+        # finding the order of a sort.
+        last = (1 << (self._longest - 1).bit_length()) - 1
+        keys &= ~last
+        keys |= positions
+        keys.sort(axis=1)
+        return torch.from_numpy(keys & last)
 
 
 def rounds_of(epochs: int, sizes: Tensor, batch_size: int | None) -> int:

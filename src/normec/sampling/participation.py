@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -82,7 +83,10 @@ class FixedSize:
         if self.count > clients:
             raise UsageError(f"cannot draw {self.count} of {clients} clients; ask for at most {clients}")
         keys = Stream(seed, "participation").of_all(round, clients)
-        return keys.topk(self.count, largest=False).indices.sort().values
+        if self.count == clients:
+            return torch.arange(clients)
+        largest = int(np.partition(keys.numpy(), self.count - 1)[self.count - 1])
+        return (keys <= largest).nonzero()[: self.count, 0]
 
 
 @dataclass(frozen=True)
