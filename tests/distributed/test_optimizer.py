@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,24 @@ def test_a_model_in_a_subclass_of_ddp_is_refused(rounds_before: int) -> None:
         optimizer.step()
     assert wrapped.module is net
     assert bystander.module is not net
+
+
+@pytest.mark.parametrize("frozen_before", [True, False], ids=["before the optimizer", "after the optimizer"])
+def test_a_wrapped_model_that_the_collector_does_not_list_is_refused(frozen_before: bool) -> None:
+    """Programs freeze all objects before they fork workers."""
+    net = nn.Linear(2, 1)
+    wrapped = Averaging(net) if frozen_before else None
+    try:
+        if frozen_before:
+            gc.freeze()
+        optimizer = cluster.GD(net.parameters(), LR)
+        if not frozen_before:
+            wrapped = Averaging(net)
+            gc.freeze()
+        net(torch.ones(1, 2)).sum().backward()
+        with pytest.raises(UsageError, match="the model is wrapped in Averaging"):
+            optimizer.step()
+        assert gc.get_freeze_count()
+        assert wrapped is not None
+    finally:
+        gc.unfreeze()

@@ -39,6 +39,17 @@ def _count_wrapped(outer: nn.Module, name: str, inner: nn.Module | None) -> None
 register_module_module_registration_hook(_count_wrapped)
 
 
+def _all_objects() -> list[Any]:
+    """Every object that the garbage collector knows, also those that `gc.freeze` hides from `gc.get_objects`."""
+    if not gc.get_freeze_count():
+        return gc.get_objects()
+    gc.unfreeze()
+    try:
+        return gc.get_objects()
+    finally:
+        gc.freeze()
+
+
 class FlatParameters:
     """The flat vector of trainable parameters, in the order of the groups; each group has its own lr.
 
@@ -100,7 +111,7 @@ class FlatParameters:
         """
         if self._looked_at == _wrapped:
             return
-        own, wrappers, things = {id(p) for p in self.parameters}, _with_subclasses(_wrappers()), gc.get_objects()
+        own, wrappers, things = {id(p) for p in self.parameters}, _with_subclasses(_wrappers()), _all_objects()
         for thing in [] if wrappers.isdisjoint(map(type, things)) else things:  # a few times faster than the search
             if type(thing) in wrappers and own & {id(p) for p in thing.parameters()}:
                 raise UsageError(
