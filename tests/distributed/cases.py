@@ -14,6 +14,7 @@ import normec
 from normec import (
     DPSGD,
     EF21,
+    EF21SGDM,
     GD,
     AdaptiveClip,
     Clip,
@@ -104,7 +105,14 @@ CASES = {
         MomentumNormEC(0.1, 0.3, 0.6), "mlp", {"participation": FixedSize(3), "weights": WEIGHTS, "batch_size": 4}
     ),
     "clip21-sgd2m, private": Case(Clip21SGD2M(0.5, 0.7, 0.6), how={"privacy": SEEDED}),
+    "ef21-sgdm, sampled": Case(EF21SGDM(TopK(3), 0.6), "mlp", {"participation": FixedSize(3), "batch_size": 4}),
     "adaptive clipping, private": Case(AdaptiveClip(Clip21(0.5)), how={"privacy": SEEDED}),
+    "dpsgd-adaptive, private, weighted": Case(
+        AdaptiveClip(DPSGD(Clip(0.5), momentum=0.5)), how={"privacy": SEEDED, "weights": WEIGHTS}
+    ),
+    "dpsgd-adaptive, sampled": Case(
+        AdaptiveClip(DPSGD(Clip(0.5)), participation=3 / 7), "mlp", {"participation": FixedSize(3)}
+    ),
     "scaffold, sampled": Case(
         Scaffold(0.5), "mlp", {"local": LocalSteps(steps=3, lr=0.1), "participation": FixedSize(3)}
     ),

@@ -96,7 +96,7 @@ class SummingHospitals:
             "folder": folder / "server",
             **coordinator,
         }
-        self.plan = plan(rounds, lr=0.3, seed=7, **(plan_changes or {}))
+        self.plan = plan(rounds, **{"lr": 0.3, "seed": 7, **(plan_changes or {})})
         self.parties: dict[str, SumParty] = {}
         self.server = self._opened()
         for node in NODES:

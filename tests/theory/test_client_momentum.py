@@ -84,6 +84,16 @@ def test_a_bound_that_outgrows_all_numbers_is_infinite(p: float) -> None:
     assert large == np.inf
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("start", [{"average_error": 1.0}, {"average_error": 0.0, "memory_gap": 1.0}])
+def test_a_memory_that_hardly_moves_has_a_finite_bound(start: dict[str, float]) -> None:
+    """1 − (1−β)² of such a β rounds to 0. Memories stay where they are, 1 away, and x does not move."""
+    numbers = {"L": 1.0, "L_max": 1.0, "F0": 1e-3, "tau": 9.0, "client_momentum": 0.0, "gamma": 1e-4, "rounds": 10}
+    still = theory.clip21_sgd2m(**numbers, beta=1e-17, **start)
+    assert np.isfinite(still)
+    assert still == pytest.approx(theory.clip21_sgd2m(**numbers, beta=1e-9, **start), rel=1e-6)
+
+
 def test_a_run_keeps_the_promise() -> None:
     centres = torch.tensor([[3.0, 0.0], [-1.0, 2.0], [0.0, -4.0]], dtype=torch.float64)
     clients = [lambda x, c=c: 0.5 * ((x - c) ** 2).sum() for c in centres]

@@ -77,6 +77,19 @@ def test_a_convex_bound_needs_a_small_local_step() -> None:
         theory.local_drift(L_max=2.0, steps=3, local_lr=1.5, B=1.0, convex=True)
 
 
+def test_a_convex_bound_of_one_step_holds_for_any_local_step() -> None:
+    """One step sends the gradient, whatever its size is. 2/L_max is below 1, which is the default of `local_lr`."""
+    assert theory.local_smoothness(L_max=4.0, steps=1, local_lr=3.0, convex=True) == 4.0
+    assert theory.local_drift(L_max=4.0, steps=1, local_lr=3.0, B=7.0, convex=True) == 0.0
+    numbers = {"L": 1.0, "L_max": 4.0, "R": 0.3, "alpha": 0.5, "beta": 0.4, "gamma": 0.02, "rounds": 50, "F0": 3.0}
+    either = [theory.sampled_clients(**numbers, sample_rate=0.5, convex=convex) for convex in (True, False)]
+    assert either[0] == pytest.approx(either[1], rel=1e-12)
+    one = theory.local_steps(**numbers, steps=1, local_lr=3.0, B=7.0, convex=True)
+    assert one == pytest.approx(theory.theorem1(**numbers, form="sharper"), rel=1e-12)
+    with pytest.raises(UsageError, match=r"local_lr must be at most 2/L_max = 0.5, got 3"):
+        theory.local_smoothness(L_max=4.0, steps=np.array([1, 2]), local_lr=3.0, convex=True)
+
+
 @pytest.mark.parametrize("rate", [0.2, 0.7])
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_bound_with_sampled_clients_holds_in_expectation(steps: int, rate: float) -> None:
@@ -118,6 +131,17 @@ def test_clients_that_are_never_or_always_drawn() -> None:
     assert still == pytest.approx(3.0 / (1e-9 * 50) + 2 * 0.3)
     with pytest.raises(UsageError, match=r"beta must be at most alpha = 0.5, got 0.6"):
         theory.sampled_clients(**{**numbers, "beta": 0.6}, sample_rate=0.5)
+
+
+@pytest.mark.parametrize(("rate", "beta"), [(1.0, 1e5), (0.5, 1e5), (0.2, 3e4)])
+def test_where_the_errors_of_sampled_clients_settle(rate: float, beta: float) -> None:
+    """For a large α, at γΛ(α/(qβ) − 1) after a round and γΛ more before it; without lag at zero."""
+    alpha, move = 1e5, 0.01
+    before = move * alpha / (rate * beta)
+    numbers = {"L": 1.0, "L_max": 1.0, "alpha": alpha, "beta": beta, "gamma": move, "rounds": 500, "F0": 1.0}
+    found = theory.sampled_clients(**numbers, R=before, sample_rate=rate)
+    others = 1 / (move * 500) + move / 2
+    assert found == pytest.approx(others + 2 * (before - move), rel=1e-4)
 
 
 def test_several_local_steps_of_sampled_clients_need_a_bound_of_the_gradients() -> None:

@@ -80,6 +80,29 @@ def test_clip21_sgd2m_over_many_rounds_takes_no_step_size_without_a_bound(p: flo
     assert sizes[1] < sizes[0] < 0.002
 
 
+def saddle(L_max: float) -> Problem:
+    """Two clients that nearly cancel: f = ½x² with L = 1."""
+    clients = [lambda x: L_max / 2 * (x**2).sum(), lambda x: (2 - L_max) / 2 * (x**2).sum()]
+    return Problem.from_functions(clients, torch.ones(1, dtype=torch.float64))
+
+
+def test_clip21_sgd2m_is_refused_where_no_step_size_has_a_finite_bound() -> None:
+    message = (
+        r"no step size from 7.86e-06 to 1/L = 1 has a finite bound for clip21-sgd2m with tau = 0.001, beta = 1 and "
+        r"client_momentum = 0.9 over 5000 rounds.*take a larger tau or fewer rounds, or give lr as a number"
+    )
+    with pytest.raises(UsageError, match=message):
+        th.step_size(saddle(1e4), Clip21SGD2M(1e-3, 1.0, 0.9), 5000, lower=0.0)
+    for tau, rounds in ((1e5, 5000), (1e-3, 50)):
+        assert 1e-6 < th.step_size(saddle(1e4), Clip21SGD2M(tau, 1.0, 0.9), rounds, lower=0.0) < 1e-4
+
+
+def test_clip21_sgd2m_finds_step_sizes_far_below_the_limit() -> None:
+    gamma = th.clip21_sgd2m_gamma(L=1.0, L_max=1e7, beta=1.0, client_momentum=0.9)
+    assert gamma < 1e-8
+    assert th.step_size(saddle(1e7), Clip21SGD2M(1e8, 1.0, 0.9), 5000, lower=0.0) == pytest.approx(gamma, rel=0.5)
+
+
 @pytest.mark.parametrize("setting", [{"decay": 0.1}, {"beta": 1.5}])
 def test_clip21_sgd2m_is_refused_where_the_theorem_does_not_hold(setting: dict[str, float]) -> None:
     with pytest.raises(UsageError, match="clip21-sgd2m with beta at most 1 and without decay, noise and warm-up"):

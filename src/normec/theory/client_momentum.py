@@ -58,7 +58,7 @@ def clip21_sgd2m(
     """√((2F0/γ + Σ)/(K+1)) for γ ≤ 1/L, where Σ is what the errors ‖∇f(x^k) − ĝ^{k+1}‖² of all rounds cost at most.
 
     It also bounds the root of the mean of ‖∇f(x^k)‖². If no message is clipped after the first round, Σ = (1 + 1/ρ)S²,
-    ρ = (1−γL)/(γκL_max)² − 1, S = M(1 + (1−β)(1−p)/β)/√(1−p²) + P/√(1−(1−β)²), where M and P bound the errors of
+    ρ = (1−γL)/(γκL_max)² − 1, S = M(1 + (1−β)(1−p)/β)/√(1−p²) + P/√(β(2−β)), where M and P bound the errors of
     averages and memories after the first round, and κ is that of `clip21_sgd2m_gamma`. With p = 0, β = 1 and τ large
     this is the bound of gradient descent.
 
@@ -101,7 +101,7 @@ def clip21_sgd2m(
 
     def later(average: Array, memory: Array) -> Array:
         """What the squared errors of this and all later rounds cost at most, if no later message is clipped."""
-        start = average * (1 + (1 - beta) / beta * (1 - p)) / root(1 - p**2) + memory / root(1 - (1 - beta) ** 2)
+        start = average * (1 + (1 - beta) / beta * (1 - p)) / root(1 - p**2) + memory / root(beta * (2 - beta))
         return np.where(np.isfinite(growth), np.where(np.isfinite(growth), growth, 1) * start**2, np.inf)
 
     before = np.zeros_like(F0)  # Σ up to the last round with a clipped message

@@ -17,6 +17,8 @@ from .private import noise_term, theorem2
 def local_smoothness(*, L_max: Numbers, steps: Numbers, local_lr: Numbers, convex: bool = False) -> Value:
     """Λ = ((1 + ηL_max)^K − 1)/(Kη): the Lipschitz constant of every w_i; L_max if all f_i are convex and η ≤ 2/L_max.
 
+    With one step it is L_max, whatever η is.
+
     Args:
         L_max: The largest smoothness of the f_i.
         steps: The number of local steps K.
@@ -27,7 +29,7 @@ def local_smoothness(*, L_max: Numbers, steps: Numbers, local_lr: Numbers, conve
         Λ, or an array of them if an argument is an array.
 
     Raises:
-        UsageError: A value is out of range, or η exceeds 2/L_max where the f_i are convex.
+        UsageError: A value is out of range, or η of several steps exceeds 2/L_max where the f_i are convex.
 
     Example:
         >>> local_smoothness(L_max=1.0, steps=2, local_lr=0.5)
@@ -36,7 +38,8 @@ def local_smoothness(*, L_max: Numbers, steps: Numbers, local_lr: Numbers, conve
     positive(L_max=L_max, local_lr=local_lr)
     whole(1, steps=steps)
     if convex:
-        below(2 / np.asarray(L_max), "2/L_max", local_lr=local_lr)
+        limit = np.where(np.asarray(steps) > 1, 2 / np.asarray(L_max, dtype=np.float64), np.inf)
+        below(limit, "2/L_max", local_lr=local_lr)
         return plain(np.broadcast_arrays(np.asarray(L_max, dtype=np.float64), steps, local_lr)[0])
     path = np.asarray(local_lr, dtype=np.float64) * steps
     return plain(np.expm1(np.asarray(steps) * np.log1p(np.asarray(local_lr) * L_max)) / path)
@@ -56,7 +59,7 @@ def local_drift(*, L_max: Numbers, steps: Numbers, local_lr: Numbers, B: Numbers
         The distance, or an array of them if an argument is an array.
 
     Raises:
-        UsageError: A value is out of range, or η exceeds 2/L_max where the f_i are convex.
+        UsageError: A value is out of range, or η of several steps exceeds 2/L_max where the f_i are convex.
 
     Example:
         >>> local_drift(L_max=1.0, steps=2, local_lr=0.5, B=4.0)

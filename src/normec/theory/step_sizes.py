@@ -12,7 +12,7 @@ from ..algorithms.error_feedback import EF21, NormEC
 from ..algorithms.method import Method
 from ..errors import UsageError
 from ..problems.objective import Objective
-from .client_momentum import clip21_sgd2m
+from .client_momentum import clip21_sgd2m, clip21_sgd2m_gamma
 from .constants import Constants
 from .guarantees import guarantees, warmed_up
 from .other_methods import ef21_gamma
@@ -48,7 +48,7 @@ def step_size(
         The step size.
 
     Raises:
-        UsageError: No theorem covers the method, or `warmup` is not below `rounds`.
+        UsageError: No theorem covers the method, no step size has a finite bound, or `warmup` is not below `rounds`.
 
     Example:
         >>> import torch
@@ -96,7 +96,8 @@ def _normec(c: Constants, method: NormEC, rounds: int, warmup: int, start: str, 
 
 
 def _clip21_sgd2m(c: Constants, method: Clip21SGD2M, rounds: int, start: str) -> float:
-    sizes = np.logspace(-5, 0, 200) / c.L
+    settled = float(clip21_sgd2m_gamma(L=c.L, L_max=c.L_max, beta=method.beta, client_momentum=method.client_momentum))
+    sizes = np.geomspace(min(1e-5 / c.L, settled), 1 / c.L, 200)
     found = clip21_sgd2m(
         L=c.L,
         L_max=c.L_max,
@@ -108,4 +109,12 @@ def _clip21_sgd2m(c: Constants, method: Clip21SGD2M, rounds: int, start: str) ->
         rounds=rounds,
         average_error=0.0 if start == "gradient" else c.grad_max,
     )
-    return float(sizes[int(np.argmin(found))])
+    best = int(np.argmin(found))
+    if not np.isfinite(found[best]):
+        raise UsageError(
+            f"no step size from {sizes[0]:.3g} to 1/L = {sizes[-1]:.3g} has a finite bound for clip21-sgd2m with "
+            f"tau = {method.tau:.6g}, beta = {method.beta:.6g} and client_momentum = {method.client_momentum:.6g} over "
+            f"{rounds} rounds: while messages are clipped, the bounds of the errors outgrow all numbers; "
+            "take a larger tau or fewer rounds, or give lr as a number"
+        )
+    return float(sizes[best])
