@@ -11,6 +11,8 @@ import os
 import pickle
 import shutil
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +117,19 @@ def test_a_ledger_that_nobody_refers_to_releases_its_lock(path: Path) -> None:
     Ledger(path, SECURE, horizon=300)
     gc.collect()
     Ledger(path, SECURE, horizon=300).close()
+
+
+def test_a_chain_that_outlives_its_module_says_nothing(path: Path) -> None:
+    """At the end of a process, names in modules that the collector cannot reach are set to None, last modules first."""
+    code = (
+        "import gc, sys, types\n"
+        "earlier = sys.modules['earlier'] = types.ModuleType('earlier')\n"
+        "from normec.privacy import hash_chain\n"
+        "earlier.kept = earlier, hash_chain, hash_chain.Chain(sys.argv[1])\n"
+        "gc.freeze()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=LIMIT)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_ledger_cannot_be_copied_or_sent_to_another_process(path: Path) -> None:

@@ -40,6 +40,7 @@ import hmac
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -203,9 +204,10 @@ class Chain:
             os.close(self._file)
             self._file, self._usable = -1, False
 
-    def __del__(self) -> None:
-        # A chain that nobody refers to any more would keep its lock and its file descriptor.
-        if hasattr(self, "_file") and not sys.is_finalizing():
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # A chain that nobody refers to any more would keep its lock and its file descriptor. When the interpreter ends,
+        # `sys` may be None here, so the function is bound at the definition.
+        if hasattr(self, "_file") and not is_finalizing():
             self.close()
 
     def __enter__(self) -> Self:
