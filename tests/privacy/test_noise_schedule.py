@@ -14,7 +14,7 @@ import torch
 from dp_accounting.pld import PLDAccountant
 from scipy.optimize import minimize
 
-from normec import DPSGD, GD, Clip, Method, NormEC, Privacy
+from normec import DPSGD, GD, AdaptiveClip, Clip, Clip21, Method, NormEC, Privacy, Scaffold
 from normec.algorithms.message_weights import message_weights
 from normec.algorithms.tensor_norm import TensorNormEC
 from normec.errors import UsageError
@@ -137,10 +137,22 @@ class Signs(Method):
         return mean_message.sign(), state
 
 
-@pytest.mark.parametrize("method", [NormEC(0.1, 0.3), TensorNormEC(0.1, 0.3, False, 0.0, (4,)), Signs()])
-def test_weights_of_other_server_steps_are_refused(method: Method) -> None:
-    with pytest.raises(UsageError, match="linear server steps only"):
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        (NormEC(0.1, 0.3), "use server_norm = false"),
+        (TensorNormEC(0.1, 0.3, False, 0.0, (4,)), "its class does not state it"),
+        (Signs(), "its class does not state it"),
+        (Scaffold(1.0), "control variate"),
+        (AdaptiveClip(Clip21(1.0)), "multiplied by the threshold"),
+    ],
+)
+def test_weights_of_other_server_steps_are_refused(method: Method, reason: str) -> None:
+    """The reason is that of the method, and only a method that has the setting is told to change it."""
+    with pytest.raises(UsageError, match="weight of each round's message") as said:
         message_weights(method, [0.1] * 3)
+    assert reason in str(said.value)
+    assert ("server_norm" in str(said.value)) == ("server_norm" in reason)
 
 
 @pytest.mark.parametrize("trust", ["local", "secure-sum"])

@@ -17,12 +17,14 @@ from normec import (
     DPSGD,
     EF21,
     GD,
+    AdaptiveClip,
     Averaging,
     Clip,
     Clip21,
     ErrorFeedback,
     FixedSize,
     Identity,
+    LocalSteps,
     Logging,
     LRSchedule,
     MomentumNormEC,
@@ -30,6 +32,7 @@ from normec import (
     Poisson,
     Privacy,
     Problem,
+    Scaffold,
     ServerOptimizer,
     Storage,
     TopK,
@@ -605,13 +608,16 @@ def test_settings_that_do_not_exist_are_refused() -> None:
 @pytest.mark.parametrize(
     ("method", "privacy", "words"),
     [
-        (NormEC(0.1, 0.3), PRIVATE, "not known for normec"),
+        (NormEC(0.1, 0.3), PRIVATE, "not known for normec: its server normalises the step; use server_norm = false"),
+        (AdaptiveClip(Clip21(0.3)), PRIVATE, "not known for adaptive-clip: its noise is multiplied by the threshold"),
+        (Scaffold(0.3), PRIVATE, "not known for scaffold: noise also enters the control variate"),
         (Clip21(0.3), replace(PRIVATE, trust="local", memory="noisy"), "not known with memory='noisy'"),
     ],
 )
 def test_adambc_is_refused_where_the_variance_is_not_known(method: Any, privacy: Privacy, words: str) -> None:
+    local = LocalSteps(steps=2, lr=0.1) if isinstance(method, Scaffold) else None
     with pytest.raises(UsageError, match=words):
-        train(problem(), method, lr=0.1, rounds=9, privacy=privacy, server_optimizer="adambc")
+        train(problem(), method, lr=0.1, rounds=9, privacy=privacy, local=local, server_optimizer="adambc")
 
 
 def test_a_claim_about_noise_holds_for_the_code_that_it_was_made_about() -> None:

@@ -73,6 +73,7 @@ class AdaptiveClip(Method):
     """
 
     name: ClassVar[str] = "adaptive-clip"
+    noise_path: ClassVar[str] = "its noise is multiplied by the threshold, which depends on the noise of earlier rounds"
     method: Method
     quantile: float = 0.5
     threshold_lr: float = 0.2

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
-from .method import SERVER_FUNCTIONS, Method, Steps
+from .method import SERVER_FUNCTIONS, Method, Steps, unknown_noise
 from .operators import claim_covers
 
 
@@ -49,8 +49,8 @@ def message_weights(method: Method, step_sizes: Sequence[float]) -> tuple[float,
     """
     if not _is_linear(method):
         raise UsageError(
-            f"the weight of a round's message in the last model is known for linear server steps only, and that of "
-            f"{method.name} is not linear with these settings; use server_norm = false, or another noise_schedule"
+            f"noise_schedule='best' needs the weight of each round's message in the last model, which is not known for "
+            f"{method.name}: {unknown_noise(method, 'another noise_schedule')}"
         )
     response = _impulse_response(method, len(step_sizes))
     weights = np.convolve(np.asarray(step_sizes, dtype=np.float64)[::-1], response)[: len(response)][::-1]

@@ -107,6 +107,12 @@ class Method:
     A server optimizer that corrects for the noise needs it.
     """
 
+    noise_path: ClassVar[str] = ""
+    """Why the way of noise from a message to the model is no linear function, where no setting would change that.
+
+    Whatever needs `linear_server` or `noise_response` repeats it when it refuses the method.
+    """
+
     initial_memory_sets: ClassVar[tuple[str, ...]] = (MEMORY,)
     """The client states that `initial_memory` sets."""
 
@@ -314,6 +320,13 @@ def noise_response(method: Method, dimension: int) -> tuple[float, float] | None
         effect = keep * effect + gain * z
         found.append(torch.allclose(shifted - direction, effect, rtol=1e-9, atol=1e-9))
     return claimed if all(found) else None
+
+
+def unknown_noise(method: Method, instead: str) -> str:
+    """Why the way of noise from a message to the model is not known for a method, and what to use `instead`."""
+    if getattr(method, "server_norm", False):
+        return f"its server normalises the step; use server_norm = false, or {instead}"
+    return f"{method.noise_path or 'its class does not state it'}; use {instead}"
 
 
 class Steps:

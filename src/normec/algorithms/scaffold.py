@@ -49,6 +49,7 @@ class Scaffold(Method):
     """
 
     name: ClassVar[str] = "scaffold"
+    noise_path: ClassVar[str] = "noise also enters the control variate c, by which clients correct later updates"
     tau: float
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..algorithms.method import Method, Steps, Tables, noise_response
+from ..algorithms.method import Method, Steps, Tables, noise_response, unknown_noise
 from ..algorithms.server_optimizer import OptimizerSteps, ServerOptimizer
 from ..errors import UsageError
 from .run import AVERAGE, Plan, State
@@ -37,8 +37,8 @@ class NoiseVariance:
         response = noise_response(method, dimension)
         if response is None:
             raise UsageError(
-                f"adambc subtracts the variance of the noise in the direction, which is not known for {method.name} "
-                "as it is here; use server_norm = false, a method that states its noise_response, or adam"
+                f"adambc subtracts the variance of the noise in the direction, which is not known for {method.name}: "
+                f"{unknown_noise(method, 'adam')}"
             )
         if mechanism.keeps_noise and Steps(method, torch.zeros(dimension)).stateful:
             raise UsageError(
