@@ -141,7 +141,7 @@ class Signs(Method):
     ("method", "reason"),
     [
         (NormEC(0.1, 0.3), "use server_norm = false"),
-        (TensorNormEC(0.1, 0.3, False, 0.0, (4,)), "use server_norm = false"),
+        (TensorNormEC(0.1, 0.3, False, 0.0, (4,)), "its class does not state it"),
         (Signs(), "its class does not state it"),
         (Scaffold(1.0), "control variate"),
         (AdaptiveClip(Clip21(1.0)), "multiplied by the threshold"),
