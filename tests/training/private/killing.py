@@ -7,6 +7,7 @@ killed at instant N is in FOLDER/N; beside it, N.draws has a line for every draw
 from __future__ import annotations
 
 import functools
+import gc
 import hashlib
 import os
 import signal
@@ -93,6 +94,8 @@ def forked(action: Callable[[], Any]) -> int:
 
 def main(folder: Path, noise: str, rounds: int, step: int) -> None:
     private_run(folder.parent / "first", noise, 1)  # what a run imports is then there before the forks
+    gc.collect()
+    gc.freeze()  # else a collection in a child copies the pages of all objects
     nth = 1
     while True:
         out, draws = folder / str(nth), folder / f"{nth}.draws"

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,9 @@ from safetensors.torch import load_file
 from normec import DPSGD, Callback, Clip, Logging, Method, NormEC, Privacy, Problem, Storage, UsageError, train
 from normec.storage.releases import Releases
 
+from ...cli.command import completed
 from ...support.gaussian_mechanism import gaussian_epsilon, gaussian_mu
 from ...support.runs import StopAt, releases, results, snapshot
-from ...support.waiting import LIMIT
 from .killing import private_run, problem
 
 TIMED = "checkpoint/latest.json"
@@ -43,14 +40,8 @@ class CopyAndStop(StopAt):
 def killed_everywhere(folder: Path, noise: str, rounds: int, step: int) -> list[Path]:
     """Runs that were killed at instants `step` apart and then taken to their ends."""
     folder.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.private.killing", str(folder), noise, str(rounds), str(step)],
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-    )
+    words = ["-m", "tests.training.private.killing", str(folder), noise, str(rounds), str(step)]
+    done = completed(*words, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr[-2000:]
     return [path for path in folder.iterdir() if path.is_dir()]
 
