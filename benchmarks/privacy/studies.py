@@ -39,6 +39,7 @@ class Study:
     notes: tuple[str, ...] = field(default=())
     seconds_per_round: float = 0.01  # about, with one process or GPU; for the estimate before a run
     published: float | None = None  # what others report, in percent
+    miss: str = ""  # why a result is clearly below the published one, if it is
     own: Mapping[str, Contender] = field(default_factory=dict)  # contenders of this study alone
 
     def __post_init__(self) -> None:
