@@ -14,7 +14,7 @@ from matplotlib import image
 
 from benchmarks.privacy import page, picture, records, studies
 from benchmarks.privacy.conditions import by_condition, noise
-from benchmarks.privacy.contenders import CONTENDERS
+from benchmarks.privacy.contenders import CONTENDERS, Contender
 from benchmarks.privacy.records import Record
 from benchmarks.privacy.studies import NO_NOISE, STUDIES, Cell
 from normec.privacy.accounting import Account, Event
@@ -134,6 +134,37 @@ def test_advice_on_networks_ranks_the_methods_that_ran_in_all_conditions(tmp_pat
     assert "Fed-NormEC (60.0 %) is significantly better than the best ranked method, NormEC (50.0 %)." in text
     own = {name: records.read(study, tmp_path / page.RECORDS) for name, study in STUDIES.items()}
     assert page.recommended(own)["Networks, 1,000 clients, clients alike"] >= {"NormEC", "Fed-NormEC"}
+
+
+def variant(contender: Contender) -> tuple[str, str | None]:
+    """How the README calls a contender: a method, and what it is used with."""
+    remembers = {"momentum": "momentum", "adam": "Adam"}.get(contender.fixed.get("server_optimizer", ""))
+    return contender.method, remembers or (
+        "forgetting" if contender.method == "normec" and "decay" in contender.ranges else None
+    )
+
+
+def test_the_methods_that_the_readme_names_are_recommended() -> None:
+    """Each is the best or not significantly worse where the README names it."""
+    readme = (COMMITTED.parents[1] / "README.md").read_text()
+    section = readme[readme.index("## Which method?") : readme.index("## Read on")]
+    lines = [" ".join(one.split()) for one in section.split("\n- ")[1:]]
+    held = {name: records.read(study, COMMITTED / page.RECORDS) for name, study in STUDIES.items()}
+    advice = page.recommended(held)
+    names = {variant(one): name for name, one in CONTENDERS.items()}
+    checked = 0
+    for line in lines:
+        title = re.match(r"\*\*(.*?):?\*\*", line)
+        if title is None:
+            continue
+        near = {name for where, own in advice.items() if title[1] in where for name in own}
+        for method, first, second in re.findall(r"`([\w-]+)`(?: with (\w+)(?: or (\w+))?)?", line):
+            for what in (first, second) if second else (first,):
+                known = what if what in ("momentum", "Adam", "forgetting") else None
+                if method in {one.method for one in CONTENDERS.values()}:
+                    assert names[method, known] in near, f"{method} {what} in {title[1]}"
+                    checked += 1
+    assert checked >= 8
 
 
 def test_the_question_is_answered_from_the_records(tmp_path: Path) -> None:
