@@ -32,7 +32,7 @@ Folder = Annotated[Path, typer.Option("--out", help="Folder of README.md and rec
 @app.command("list")
 def list_studies(out: Folder = FOLDER, as_json: o.Json = False) -> None:
     """List the studies, how many of their cells have run, and how long the others take."""
-    from . import page, records, runner
+    from . import heart, page, records, runner
     from .studies import STUDIES
 
     rows: list[dict[str, Any]] = []
@@ -42,13 +42,16 @@ def list_studies(out: Folder = FOLDER, as_json: o.Json = False) -> None:
         rows.append(
             {"study": name, "shows": study.shows, "cells": len(study.cells()), "run": len(done), "seconds_left": left}
         )
+    heart_cells = {*heart.CONDITIONS, *heart.OTHERS}
+    heart_run = {heart.condition_of(one) for one in heart.read(out / page.RECORDS / heart.RECORD.name)["conditions"]}
+    heart_left = "finished" if heart_run >= heart_cells else "a few minutes left"
     if as_json:
         print(json.dumps(rows))
         return
     for row in rows:
         left_text = f"{runner.duration(row['seconds_left'])} left" if row["seconds_left"] else "finished"
         print(f"{row['study']:25} {row['run']:4} of {row['cells']:4} cells   {left_text:26} {row['shows']}")
-    print(f"{HEART:25} {'':16}   {'':26} four hospitals at patient level, beside FLamby's results")
+    print(f"{HEART:25} {len(heart_run):4} of {len(heart_cells):4} cells   {heart_left:26} {heart.SHOWS}")
 
 
 @app.command("run")
@@ -76,7 +79,7 @@ def run(
 
     at_least(1, processes=processes, together=together)
     report = partial(print, file=sys.stderr, flush=True)
-    if HEART in names:
+    if HEART in names or "all" in names:
         _heart(processes, report, out)
     own: dict[str, Study] = {}
     conditions = []
@@ -102,10 +105,10 @@ def run(
 def page_command(
     out: Folder = FOLDER, picture: Annotated[bool, typer.Option(help="Draw the picture as well.")] = True
 ) -> None:
-    """Write README.md, results.csv and the picture from the records."""
+    """Write README.md, studies.md, results.csv and the picture from the records, and the page of the hospitals."""
     from normec import UsageError
 
-    from . import page
+    from . import heart, page
     from .studies import STUDIES
 
     if not any((out / page.RECORDS / f"{name}.jsonl").exists() for name in STUDIES):
@@ -113,7 +116,9 @@ def page_command(
             f"{out / page.RECORDS} has no records of the studies that this page shows; the table of a study of your "
             "own is printed by run FILE.py:NAME"
         )
-    print("\n".join(map(str, page.write(out, picture and find_spec("matplotlib") is not None))))
+    written = page.write(out, picture and find_spec("matplotlib") is not None)
+    hospitals = heart.write_page(out / page.RECORDS, _heart_page(out))
+    print("\n".join(map(str, [*written, *([hospitals] if hospitals is not None else [])])))
 
 
 @app.command("collect")
@@ -130,16 +135,18 @@ def collect(
 
 
 def _heart(processes: int, report: Any, out: Path) -> None:
-    """Train the four hospitals and write their page; it is part of the documentation unless --out is given."""
-    from normec.system.files import write_atomic
-
+    """Train the four hospitals and write their page."""
     from . import heart, page
 
-    record = out / page.RECORDS / heart.RECORD.name
-    target = heart.PAGE if out == FOLDER else out / heart.PAGE.name
-    heart.run(processes, report, record)
-    write_atomic(target, heart.page(json.loads(record.read_text(encoding="utf-8"))))
-    print(target)
+    heart.run(processes, report, out / page.RECORDS / heart.RECORD.name)
+    print(heart.write_page(out / page.RECORDS, _heart_page(out)))
+
+
+def _heart_page(out: Path) -> Path:
+    """The page of the four hospitals; it is part of the documentation unless --out is given."""
+    from . import heart
+
+    return heart.PAGE if out == FOLDER else out / heart.PAGE.name
 
 
 def _study_in_file(name: str) -> Study:

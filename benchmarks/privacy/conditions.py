@@ -1,4 +1,4 @@
-"""The records by condition, and how much noise a condition has."""
+"""The records by condition, how much noise a condition has, and conditions of one kind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from .contenders import ALL, Family
 from .records import Record, cell_of
 from .statistics import Comparison
-from .studies import STUDIES, Condition
+from .studies import STUDIES, Condition, Study
 
+LITTLE = 0.1  # a condition has little noise if √d / (μ n) is below this
 Held = Mapping[str, Sequence[Record]]  # the records of each study
 Conditions = Mapping[Condition, Mapping[str, Record]]  # the records of each contender, by condition
 
@@ -61,3 +62,18 @@ def private(conditions: Conditions) -> Conditions:
 def without_noise(conditions: Conditions) -> Conditions:
     """The conditions without noise."""
     return {one: own for one, own in conditions.items() if not one.private}
+
+
+def linear(study: Study) -> bool:
+    """Whether a study trains a linear model on the inputs of its data set."""
+    return study.settings.get("model") in ("logistic", "softmax") and "features" not in study.settings
+
+
+def on_networks(conditions: Conditions) -> Conditions:
+    """The conditions with a network and 1,000 clients, in which most of the contenders are compared."""
+    return {one: own for one, own in conditions.items() if one.study in ("fashion-mnist-1000", "cifar10-1000")}
+
+
+def on_linear_models(conditions: Conditions) -> Conditions:
+    """The conditions with a linear model on the inputs of a data set."""
+    return {one: own for one, own in conditions.items() if linear(STUDIES[one.study])}

@@ -70,9 +70,11 @@ def draw(conditions: Conditions, path: Path) -> Path:
                 )  # fmt: skip
         for family, label in FAMILIES.items():
             axes[0].plot([], [], "o", color=colours[family], label=label)
+        axes[0].plot([], [], "o", color="grey", label="full: significantly better than the other families")
         axes[0].plot(
-            [], [], "o", color="grey", markerfacecolor="white", label="not significantly better, or some have not run"
-        )
+            [], [], "o", color="grey", markerfacecolor="white",
+            label="hollow: the lead may be chance, or some methods have not run",
+        )  # fmt: skip
         handles, labels = axes[0].get_legend_handles_labels()
-        sheet.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=7)
+        sheet.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7)
     return path

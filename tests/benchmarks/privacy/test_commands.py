@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import t
 
+from benchmarks.privacy import heart, runner
 from benchmarks.privacy.__main__ import app
 from benchmarks.privacy.studies import STUDIES
 from normec.cli.app import run
@@ -62,7 +65,26 @@ def test_the_list_says_what_has_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [row["study"] for row in rows] == list(STUDIES)
     assert all(row["run"] == 0 and row["seconds_left"] > 0 for row in rows)
     assert run(["list"], app) == 0
-    assert "a9a-100" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "a9a-100" in shown
+    assert re.search(r"heart-disease +(\d+) of +\1 cells +finished", shown)
+
+
+def test_page_writes_both_pages_and_all_includes_the_hospitals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = tmp_path / "records"
+    inner.mkdir()
+    for name in ("a9a-100.jsonl", heart.RECORD.name):
+        shutil.copy(heart.RECORD.parent / name, inner)
+    assert run(["page", "--no-picture", "--out", str(tmp_path)], app) == 0
+    assert (tmp_path / heart.PAGE.name).read_text(encoding="utf-8") == heart.page(heart.read())
+    capsys.readouterr()
+    ran: list[Path] = []
+    monkeypatch.setattr(heart, "run", lambda _processes, _report, path: ran.append(path))
+    monkeypatch.setattr(runner, "run", lambda *_: True)
+    assert run(["run", "all", "--out", str(tmp_path)], app) == 0
+    assert ran == [inner / heart.RECORD.name]
 
 
 def test_mistakes_are_answered_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
@@ -11,6 +12,8 @@ from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 
 from benchmarks.privacy import heart
+from normec.experiments import build
+from normec.settings import make
 
 
 def test_the_epsilon_of_flamby_without_a_gain_is_a_composition_of_gaussians() -> None:
@@ -31,7 +34,7 @@ def test_the_epsilon_of_flamby_without_a_gain_is_a_composition_of_gaussians() ->
 
 
 def test_the_record_is_complete_and_makes_the_page() -> None:
-    record = json.loads(heart.RECORD.read_text(encoding="utf-8"))
+    record = heart.read()
     held = {(one["scaling"], one["trust"], one["epsilon"], one["method"]): one for one in record["conditions"]}
     assert len(held) == len(heart.CONDITIONS) + len(heart.OTHERS) == len(record["conditions"])
     for at in heart.CONDITIONS:
@@ -43,9 +46,37 @@ def test_the_record_is_complete_and_makes_the_page() -> None:
     assert heart.PAGE.read_text(encoding="utf-8") == heart.page(record)
 
 
+def test_the_page_shows_every_method(tmp_path: Path) -> None:
+    """Their results are those of the record; without all of them there is no page."""
+    record, lines = heart.read(), heart.RECORD.read_text(encoding="utf-8").splitlines()
+    text = heart.page(record)
+    for method in heart.OTHER_METHODS:
+        shown = re.search(rf"\| `{method}` \| (.*?) ± .*? \| (.*?) ± .*? \|", text)
+        assert shown is not None
+        for trust, value in zip(("local", "secure-sum"), shown.groups(), strict=True):
+            (one,) = (
+                one
+                for one in record["conditions"]
+                if heart.condition_of(one) == heart.Condition("public", trust, 1.0, method)
+            )
+            mean = sum(run["over_hospitals"] for run in one["runs"]) / len(one["runs"])
+            assert float(value) == pytest.approx(100 * mean, abs=0.051)
+    for count, written in ((len(lines), True), (len(heart.CONDITIONS), False)):
+        (tmp_path / heart.RECORD.name).write_text("".join(f"{line}\n" for line in lines[:count]))
+        assert (heart.write_page(tmp_path, tmp_path / f"{count}.md") is not None) == written
+    assert (tmp_path / f"{len(lines)}.md").read_text(encoding="utf-8") == text
+
+
+def test_the_numbers_of_patients_are_those_of_the_data() -> None:
+    problem = build.problem(make(heart.SHARED))
+    assert tuple(problem.records.sizes.tolist()) == heart.PATIENTS
+    assert problem.test is not None
+    assert sum(heart.TEST_PATIENTS) == int(problem.test.sizes.sum())
+
+
 @pytest.mark.slow
 def test_a_condition_is_measured_again() -> None:
-    record = json.loads(heart.RECORD.read_text(encoding="utf-8"))
+    record = heart.read()
     one = next(one for one in record["conditions"] if one["epsilon"] == 1.0)
     settings = heart.Condition(*(one[name] for name in ("scaling", "trust", "epsilon", "method"))).settings
     found = heart.accuracy({**settings, **one["chosen"]}, heart.TEST_SEEDS[0])

@@ -64,6 +64,20 @@ def test_features_of_an_image_depend_on_it_alone(side: int) -> None:
     assert torch.allclose(found, alone, atol=1e-6)
 
 
+def test_roots_bring_large_and_small_coefficients_closer_together() -> None:
+    """The square roots of the coefficients, normalised in groups of three channels by hand."""
+    x = images(3, 28)[:, :1]
+    found = scattering.root_features(x)
+    plain = scattering.scattering(x)
+    roots = (plain.sign() * plain.abs().sqrt()).view(3, scattering.GROUPS, -1)
+    wanted = (roots - roots.mean(2, keepdim=True)) / (roots.var(2, keepdim=True, correction=0) + 1e-5).sqrt()
+    wanted = wanted.flatten(1) / math.sqrt(81 * 49) * scattering.LONG
+    assert torch.allclose(found, wanted, atol=1e-4)
+    assert bool((found.norm(dim=1) <= scattering.LONG).all())
+    alone = torch.cat([scattering.root_features(one[None]) for one in x])
+    assert torch.allclose(found, alone, atol=1e-5)
+
+
 def identity(x: Tensor) -> Tensor:
     return x
 
@@ -107,7 +121,9 @@ def test_the_amplitudes_of_synthetic_images_fall_like_one_over_the_frequency() -
 
 def test_other_features_are_refused() -> None:
     problem = build.problem(make({"data": "digits", "clients": 7, "seed": 0}))
-    with pytest.raises(UsageError, match="unknown features 'sift'; choose from scattering, mirrored scattering"):
+    with pytest.raises(
+        UsageError, match="unknown features 'sift'; choose from scattering, root scattering, mirrored scattering"
+    ):
         scattering.with_features(problem, "sift")
 
 

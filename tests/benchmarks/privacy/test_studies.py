@@ -59,10 +59,23 @@ def test_every_study_compares_under_one_guarantee() -> None:
         assert set(study.contenders) <= set(RECORD_CONTENDERS if at_record_level else CONTENDERS)
         if not at_record_level and study.name != "cifar10-pfl-true":  # the defaults: client, zero-out, sum, 1e-5
             assert not {"unit", "relation", "trust", "delta"} & set(study.settings)
-        assert len(study.budget.test_seeds) > 1
+        assert len(study.budget.test_seeds) >= 3
         assert not set(study.budget.tuning_seeds) & set(study.budget.test_seeds)
     for name in ("a9a-100", "a9a-1000", "w8a-100", "w8a-1000", "digits-100"):
         assert STUDIES[name].contenders == tuple(CONTENDERS)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_states_the_seconds_that_its_cells_took(name: str) -> None:
+    """Within a factor of two; local steps are longer."""
+    study = STUDIES[name]
+    held = records.read(study, Path(__file__).resolve().parents[3] / "benchmarks/privacy/records")
+    took = [
+        one["seconds"] / study.budget.run_rounds(contender)
+        for one in held
+        if not (contender := study.contender(one["method"])).local
+    ]
+    assert 1 / 2 < sum(took) / len(took) / study.seconds_per_round < 2
 
 
 def test_the_networks_of_the_published_results() -> None:
