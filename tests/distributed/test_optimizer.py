@@ -278,3 +278,55 @@ def test_a_wrapped_model_that_the_collector_does_not_list_is_refused(frozen_befo
         assert wrapped is not None
     finally:
         gc.unfreeze()
+
+
+@pytest.mark.parametrize("extra", [0.0, 5.0, -500.0])
+def test_a_gradient_that_no_client_took_enters_no_later_message(extra: float) -> None:
+    """The caller forgets the last client of the first round, and does not clear the gradients between rounds."""
+    x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    privacy = normec.Privacy(sigma=1e-9, noise="seeded")
+    optimizer = cluster.DPSGD([x], lr=1.0, operator=normec.Clip(1.0), clients=2, privacy=privacy, rounds=3, seed=1)
+    x[0].backward()
+    optimizer.add_client()
+    (extra * x.sum()).backward()
+    with pytest.warns(UserWarning, match="client 1 has no gradient"):
+        optimizer.step()
+    before = x.detach().clone()
+    for slope in (1.0, 0.0):
+        (slope * x[0]).backward()
+        optimizer.add_client()
+    optimizer.step()
+    torch.testing.assert_close(before - x.detach(), torch.tensor([0.5, 0.0], dtype=torch.float64), rtol=0, atol=1e-7)
+
+
+def test_a_mode_that_would_see_several_clients_is_refused_at_a_private_step() -> None:
+    class Seen(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    net = nn.Linear(2, 1)
+    privacy = normec.Privacy(epsilon=4, noise="seeded")
+    optimizer = cluster.DPSGD(net.parameters(), lr=LR, operator=normec.Clip(1.0), privacy=privacy, rounds=1)
+    net(torch.ones(1, 2)).sum().backward()
+    with Seen(), pytest.raises(UsageError, match="Seen is active"):
+        optimizer.step()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("affine", [True, False], ids=["with parameters", "without parameters"])
+@pytest.mark.parametrize("converted", [True, False], ids=["before the optimizer", "after the optimizer"])
+def test_sync_batch_norm_is_refused_at_a_private_step(affine: bool, converted: bool) -> None:
+    net: nn.Module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=affine), nn.Linear(3, 1))
+    privacy = normec.Privacy(epsilon=4, noise="seeded")
+    if converted:
+        net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    optimizer = cluster.DPSGD(net.parameters(), lr=LR, operator=normec.Clip(1.0), privacy=privacy, rounds=2)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    if not converted:
+        optimizer.step()  # BatchNorm uses the records of one client alone
+        net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
+    with pytest.raises(UsageError, match="SyncBatchNorm, which shares statistics"):
+        optimizer.step()
+    plain = cluster.GD(net.parameters(), LR)
+    plain.step()  # without privacy nothing is promised

@@ -343,8 +343,9 @@ class Steps:
             method: The method.
             x: The model's parameters, ``[d]``.
             one_by_one: Show the client's functions one client at a time, and call every function on a copy of the
-                method that has seen nothing before. So whatever they do, and whatever they leave in the method's
-                attributes, they mix no clients and tell the server nothing. The copies are of the method as it is now:
+                method that has seen nothing before. What they return is copied before the next call, which may write
+                to the same memory. So whatever they do, and whatever they leave in the method's attributes, they mix
+                no clients and tell the server nothing. The copies are of the method as it is now:
                 what the caller changes in it later has no effect (`refuse_changes`).
         """
         if overrides(method, "client_step"):
@@ -404,7 +405,7 @@ class Steps:
         given = self._own.local_correction(self._as_client(state), said)
         if not isinstance(given, Tensor) or given.shape != (count, self._dimension):
             raise self._wrong("local_correction", f"must return a tensor [{count}, {self._dimension}]")
-        return given
+        return self._kept(given)
 
     def message(
         self, update: Tensor, state: Tables, key: Key | None, public: Tables | None = None
@@ -431,7 +432,7 @@ class Steps:
         if given[0].dtype != dtype or type(given[0]) is not Tensor:
             found = f"{type(given[0]).__name__} of {given[0].dtype}"
             raise self._wrong("message", f"must return a plain tensor of the gradients' {dtype}, got a {found}")
-        return given[0], self._checked(given[1], state, "message")
+        return self._kept(given[0]), self._checked(given[1], state, "message")
 
     def commit(self, draft: Tables, sent: Tensor) -> Tables:
         if self.one_by_one and len(sent) > 1:
@@ -477,7 +478,11 @@ class Steps:
         found = self._named(given, MEMORY, where)
         if found.keys() != like.keys() or any(found[name].shape != like[name].shape for name in like):
             raise self._wrong(where, "must return a state named and shaped like client_init's, a row for each client")
-        return found
+        return {name: self._kept(value) for name, value in found.items()}
+
+    def _kept(self, given: Tensor) -> Tensor:
+        """What a function returned, in memory of its own where the next call is for another client."""
+        return given.clone() if self.one_by_one else given
 
     def _named(self, given: State, single: str, where: str) -> Tables:
         if isinstance(given, Tensor):

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 
 Groups = Sequence[dict[str, Any]]
-_wrapped = 0  # models that were wrapped in DDP or FSDP since this module was imported
+_wrapped = 0  # models wrapped in DDP or FSDP, and layers of SyncBatchNorm, since this module was imported
 
 
 def _wrappers() -> tuple[type[nn.Module], ...]:
@@ -33,7 +33,7 @@ def _with_subclasses(classes: Iterable[type]) -> set[type]:
 
 def _count_wrapped(outer: nn.Module, name: str, inner: nn.Module | None) -> None:  # noqa: ARG001
     global _wrapped
-    _wrapped += isinstance(outer, _wrappers())
+    _wrapped += isinstance(outer, _wrappers()) or isinstance(inner, nn.SyncBatchNorm)
 
 
 register_module_module_registration_hook(_count_wrapped)
@@ -43,6 +43,7 @@ def _all_objects() -> list[Any]:
     """Every object that the garbage collector knows, also those that `gc.freeze` hides from `gc.get_objects`."""
     if not gc.get_freeze_count():
         return gc.get_objects()
+    gc.collect()  # what nobody refers to would be frozen with the rest, and stay
     gc.unfreeze()
     try:
         return gc.get_objects()
@@ -73,7 +74,8 @@ class FlatParameters:
         self.shapes = [list(p.shape) if p.requires_grad else None for p in self._all]  # None: frozen
         self.sizes = [p.numel() for p in self.parameters]
         self.like = first.detach().new_zeros(())
-        self._looked_at: int | None = None  # how many models were wrapped at the last check of `refuse_averaging`
+        # How many models and layers `_wrapped` counted at the last check of each kind.
+        self._looked_at: dict[str, int] = {}
 
     @property
     def dimension(self) -> int:
@@ -109,7 +111,7 @@ class FlatParameters:
 
         Searching all objects takes a while, so it is done once, and again after a model was wrapped.
         """
-        if self._looked_at == _wrapped:
+        if self._looked_at.get("wrappers") == _wrapped:
             return
         own, wrappers, things = {id(p) for p in self.parameters}, _with_subclasses(_wrappers()), _all_objects()
         for thing in [] if wrappers.isdisjoint(map(type, things)) else things:  # a few times faster than the search
@@ -118,7 +120,26 @@ class FlatParameters:
                     f"the model is wrapped in {type(thing).__name__}, which averages the gradients of all ranks before "
                     "any message is made; pass the model itself"
                 )
-        self._looked_at = _wrapped
+        self._looked_at["wrappers"] = _wrapped
+
+    def refuse_shared_statistics(self) -> None:
+        """Refuse a model with SyncBatchNorm, which computes with the records of all ranks, and tells them statistics.
+
+        A layer without parameters is recognised by the modules that it is part of.
+        """
+        if self._looked_at.get("layers") == _wrapped:
+            return
+        own, kinds, things = {id(p) for p in self.parameters}, _with_subclasses([nn.SyncBatchNorm]), _all_objects()
+        if not kinds.isdisjoint(map(type, things)):
+            models = [thing for thing in things if issubclass(type(thing), nn.Module)]
+            for model in models:
+                shared = any(type(layer) in kinds for layer in model.modules())
+                if shared and own & {id(p) for p in model.parameters()}:
+                    raise UsageError(
+                        "the model has SyncBatchNorm, which shares statistics of the clients' records with all ranks, "
+                        "without noise; use GroupNorm, or BatchNorm for each rank"
+                    )
+        self._looked_at["layers"] = _wrapped
 
     def refuse_changes(self) -> None:
         """Refuse parameters that were frozen or unfrozen after creation."""

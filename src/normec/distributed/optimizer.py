@@ -37,6 +37,7 @@ from ..privacy.statement import Privacy
 from ..sampling.random_streams import Key, Stream
 from ..training.client_weights import checked_weights
 from ..training.communicator import Communicator, SingleProcess, check_agreement
+from ..training.independence import active_mode
 from ..training.metrics import ROUNDING
 from ..training.model_step import OptimizerStep
 from .flat_parameters import FlatParameters
@@ -234,6 +235,10 @@ class ClientOptimizer(Optimizer):
         self._flat.refuse_changes()
         self._flat.refuse_averaging()
         self._steps.refuse_changes()
+        if self._noise is not None:
+            self._flat.refuse_shared_statistics()
+        if self._noise is not None and (mode := active_mode()):
+            raise UsageError(f"{mode} is active and would see several clients together; call step() without it")
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
         messages, draft, faults = self._messages()
@@ -280,6 +285,7 @@ class ClientOptimizer(Optimizer):
         """
         self._missing[self._taken :] = True
         self._taken = 0
+        self._clear_untaken()
         key = Key(Stream(self._seed, "operator"), self.round, self._clients)
         own = {name: rows.clone() for name, rows in self._states.items()}
         messages, draft = self._steps.message(self._grads.clone(), own, key, self._steps.broadcast(self._server))
@@ -294,6 +300,11 @@ class ClientOptimizer(Optimizer):
             for name, drafted in draft.items():
                 drafted[list(faults)] = self._states[name][list(faults)]
         return messages, draft, list(faults.values())
+
+    def _clear_untaken(self) -> None:
+        """Clear the gradients of a client that `add_client` was not called for: the next ones are another client's."""
+        if len(self._clients) > 1:
+            self.zero_grad(set_to_none=True)
 
     def _stop(self, faults: list[str]) -> None:
         """Raise the same error on every rank; all ranks have noticed that there is no sum."""
@@ -423,6 +434,7 @@ class ClientOptimizer(Optimizer):
             for name, value in held.get("optimizer", {}).items()
         }
         self.round, self._taken = held["round"], 0
+        self._clear_untaken()
 
     def _unlike(self, held: dict[str, Any]) -> str | None:
         """Return why this optimizer cannot continue from a state with the facts `held`, or None."""

@@ -222,7 +222,16 @@ def record_gradients(
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness=randomness)
     with RefuseOwnVmapRules(UsageError):
-        grads, values = each(x, inputs, targets)
+        try:
+            grads, values = each(x, inputs, targets)
+        except RuntimeError as error:
+            if "atching rule" not in str(error):
+                raise
+            raise UsageError(
+                "the model, the loss or the transform uses an operation that torch.func.vmap cannot apply to one "
+                f"record at a time ({str(error).splitlines()[0]}); use another operation, which returns a new tensor "
+                "instead of writing to out=, or leave record_clip out"
+            ) from error
     return grads, values
 
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms.operators import norms
+from ..data.augment import treats_records_alone
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
@@ -63,7 +64,10 @@ class RecordedEngine(BlockEngine):
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
         self._block = int(max(1, min(_BLOCK_CLIENTS, _BLOCK_FLOATS // len(problem.x0))) * typical)
         device = problem.x0.device
-        self._copies = [ModelCopy(problem, records, precision) for _ in range(_STREAMS if device.type == "cuda" else 1)]
+        # A transform of the user's own may write all results to the same memory, so it runs on one stream.
+        apart = treats_records_alone(problem.transform) and treats_records_alone(problem.augment)
+        streams = _STREAMS if device.type == "cuda" and apart else 1
+        self._copies = [ModelCopy(problem, records, precision) for _ in range(streams)]
         self._streams = [torch.cuda.Stream(device) for _ in self._copies] if device.type == "cuda" else []
         self._generators = _Generators(device)
         self._graphs = _graphs() if device.type == "cuda" else None

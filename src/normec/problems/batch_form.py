@@ -14,6 +14,7 @@ which is checked, because everything that counts records, or protects one of the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -185,6 +186,20 @@ def _check_leaves(batch: Any, count: int, client: int) -> None:
                     f"{where}a batch of {count} records of client {client} has shape {list(leaf.shape)}; the records "
                     "must lie along the first dimension"
                 )
+
+
+def own_item(item: Any) -> Any:
+    """Return a copy of an item of a data set, which may use the same memory for the next one."""
+    if isinstance(item, Tensor):
+        return item.clone()
+    if type(item) in (tuple, list):
+        return type(item)(map(own_item, item))
+    if type(item) is dict:
+        return {key: own_item(value) for key, value in item.items()}
+    try:
+        return copy.deepcopy(item)
+    except Exception:  # for example, it holds an open file
+        return item
 
 
 def _in_tensors(item: Any) -> Any:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 
 from ..errors import UsageError
 from ..sampling.random_streams import seed_generators
-from .batch_form import BatchForm, Collate, Tree, is_pair, leaves_of, length, moved, plain
+from .batch_form import BatchForm, Collate, Tree, is_pair, leaves_of, length, moved, own_item, plain
 from .objective import checksum
 
 Batch = tuple[Tree, Tree]
@@ -93,7 +93,7 @@ class FetchedRecords:
             inputs, targets = self.form.split(tuple(tensor[rows] for tensor in base.tensors), len(rows), client)
         else:
             numbers = range(length(dataset)) if records is None else records.tolist()
-            inputs, targets = self.form.collated([dataset[i] for i in numbers], client)
+            inputs, targets = self.form.collated([own_item(dataset[i]) for i in numbers], client)
         return moved(inputs, self.device), moved(targets, self.device)
 
     def to(self, device: torch.device) -> FetchedRecords:
@@ -140,7 +140,7 @@ def map_style(dataset: Any, name: str) -> tuple[Dataset[Any], Collate | None]:
             f"{name} needs a data set with __len__ and __getitem__, or one that can be iterated over, got "
             f"{type(dataset).__name__}"
         )
-    items = list(itertools.islice(dataset, _MOST_STREAMED + 1))
+    items = [own_item(item) for item in itertools.islice(dataset, _MOST_STREAMED + 1)]
     if len(items) > _MOST_STREAMED:
         raise UsageError(
             f"the iterable data set of {name} has more than {_MOST_STREAMED:,} records or does not end; give "

@@ -538,7 +538,8 @@ class Problem:
             return inputs
         if treats_records_alone(augment):
             return augment(inputs, uniforms)
-        return torch.stack([augment(own, drawn) for own, drawn in zip(inputs, uniforms, strict=True)])
+        # A copy at once: the function may return the same memory for the next client.
+        return torch.stack([augment(own, drawn).clone() for own, drawn in zip(inputs, uniforms, strict=True)])
 
     def augmented_by_record(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
         """Return records ``[B, ...]`` of one client after the augmentation, which sees one record at a time."""
@@ -555,7 +556,7 @@ class Problem:
         if treats_records_alone(self.transform):
             flat: Tensor = self.prepared(inputs.flatten(0, 1), dtype)
             return flat
-        return torch.cat([self.prepared(own, dtype) for own in inputs])
+        return torch.cat([self.prepared(own, dtype).clone() for own in inputs])  # copied for the same reason
 
     def outputs(self, x: Tensor, inputs: Tree, buffers: Mapping[str, Tensor] | None = None) -> Any:
         """Return the model's outputs at x, with `buffers` instead of its own; dicts are keyword arguments."""

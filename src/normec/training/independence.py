@@ -75,6 +75,17 @@ def refuse_modes() -> None:
     Many operations compute several clients together, so a mode that changes results may mix them. An autocast rounds
     the products by which clipped records are measured, and a round that is repeated without it has other bits.
     """
+    if name := active_mode():
+        raise UsageError(f"{name} is active and would see the clients of a private run together; call train without it")
+    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+        raise UsageError(
+            "torch.autocast is active and would round what a private run measures; call train without it, and choose "
+            "precision = 'bf16' for products in bfloat16"
+        )
+
+
+def active_mode() -> str:
+    """The name of a mode or pair of hooks that sees every operation; empty if none is active."""
     seen = [mode for mode in torch.overrides._get_current_function_mode_stack() if type(mode) is not DeviceContext]
     name = type(seen[-1]).__name__ if seen else ""
     if torch._C._len_torch_dispatch_stack():
@@ -84,13 +95,7 @@ def refuse_modes() -> None:
             pass
     except RuntimeError:
         name = "a pair of hooks for saved tensors"
-    if name:
-        raise UsageError(f"{name} is active and would see the clients of a private run together; call train without it")
-    if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
-        raise UsageError(
-            "torch.autocast is active and would round what a private run measures; call train without it, and choose "
-            "precision = 'bf16' for products in bfloat16"
-        )
+    return name
 
 
 def refuse_mixing_methods(method: Method, dimension: int) -> None:
