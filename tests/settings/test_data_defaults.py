@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from normec import DPSGD, Clip, Privacy, train
+from normec.algorithms.catalogue import CATALOGUE
 from normec.cli.app import run
 from normec.experiments import build, methods, runs
 from normec.experiments.resolve import resolved
+from normec.privacy import Setting, release
+from normec.privacy.mechanism import facts_of
 from normec.settings import make
-from normec.settings.data_defaults import usual_settings
+from normec.settings.data_defaults import FOR_RECORDS, usual_settings
 from normec.storage.history import NOT_COVERED
 
 HEART: dict[str, Any] = {"data": "heart-disease", "unit": "record", "epsilon": 1.0}
@@ -34,7 +39,7 @@ def test_the_data_set_decides_what_is_not_given() -> None:
     assert (given.method, given.lr, given.weights, given.split) == ("normec", 0.7, "equal", "iid")
     assert make({"data": "heart-disease", "split": "iid", "clients": 9}).weights is None
     assert make({"data": "heart-disease", "private": False}).public_sizes is False
-    assert usual_settings({"data": "a9a", "method": "normec", "unit": "record"}) == {}
+    assert usual_settings({"data": "a9a", "method": "normec-momentum", "unit": "record"}) == {}
 
 
 def test_records_are_protected_by_the_method_that_needs_the_least_noise() -> None:
@@ -46,6 +51,57 @@ def test_records_are_protected_by_the_method_that_needs_the_least_noise() -> Non
     assert (batches.method, batches.tau, batches.lr, batches.record_clip_used) == ("dpsgd-clip", 1.0, 2.0, "auto")
     clipped = make({"data": "digits", "unit": "record", "record_clip": 0.1})
     assert (clipped.method, clipped.tau, clipped.lr) == ("dpsgd-clip", None, None)
+
+
+def test_every_method_that_a_record_rule_covers_has_settings_for_records() -> None:
+    built = {name: methods.build(make({"method": name, "private": False}), dim=20) for name in CATALOGUE}
+    covered = {
+        name
+        for name, method in built.items()
+        if math.isfinite(facts_of(method, 20).lipschitz) and CATALOGUE[name].local is None
+    }
+    assert covered == FOR_RECORDS.keys()
+
+
+@pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
+@pytest.mark.parametrize("name", FOR_RECORDS)
+def test_a_record_counts_less_than_its_client(name: str, trust: str) -> None:
+    """Where Δ reaches 2b, clipping the records would gain nothing."""
+    config = make({"data": "digits", "unit": "record", "method": name, "trust": trust, "clients": 20})
+    statement, rounds = build.privacy(config), methods.rounds(config)
+    assert statement is not None
+    assert rounds is not None
+    method = methods.build(config, dim=650)
+    found = release(facts_of(method, 650), statement, Setting(20, rounds, records=71, dimension=650)).sensitivity
+    last = float(found.at(np.array([rounds - 1.0]))[0])
+    assert last < 2 * method.bound
+    assert last <= 3 / 71 * found.slope
+
+
+@pytest.mark.parametrize("name", FOR_RECORDS)
+def test_every_method_learns_where_records_are_protected(name: str, tmp_path: Path) -> None:
+    """With the settings of clients they ended at 10 to 30 %; a constant answer has 10 %."""
+    config = {"data": "digits", "unit": "record", "method": name, "epsilon": 2, "clients": 20, "seed": 0}
+    rounds = min(50, methods.rounds(make(config)) or 0)
+    summary = runs.execute(make({**config, "rounds": rounds}), tmp_path / "run").summary
+    assert summary["privacy"]["epsilon"] <= 2
+    assert summary["final"]["accuracy"] > (0.45 if name == "clip21" else 0.8)
+
+
+def test_the_usual_step_size_goes_with_the_servers_step() -> None:
+    """Momentum makes it shorter, an adaptive optimizer and normalised steps have their own."""
+    record = {"data": "digits", "unit": "record"}
+
+    def size(**given: Any) -> Any:
+        return methods.step_size(make({**record, **given}))
+
+    assert size() == 2.0
+    assert size(momentum=0.9) == pytest.approx(0.2)
+    assert size(server_optimizer="momentum") == pytest.approx(0.2)
+    assert size(server_optimizer="adam") == size(server_optimizer="adam", data="heart-disease") == 0.003
+    assert size(method="normec", server_norm=True) == 0.09
+    assert size(method="normec") == FOR_RECORDS["normec"]["lr"]
+    assert methods.rounds(make({**record, "method": "normec", "epochs": 3})) is None
 
 
 def test_the_hospitals_are_the_clients() -> None:

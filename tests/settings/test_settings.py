@@ -114,7 +114,7 @@ def test_every_setting_is_described() -> None:
         ({"method": "clip21", "lr": 0.1, "private": False}, "f8b8a185"),
         ({"trust": "local"}, "586bd212"),
         ({"trust": "local", "memory": "noisy"}, "73e14a40"),
-        ({"unit": "record", "method": "normec"}, "8af685ee"),
+        ({"unit": "record", "method": "normec-momentum"}, "fdad76bb"),
         ({"unit": "record", "method": "normec", "trust": "local", "memory": "clean", "record_clip": 1.0}, "7650187c"),
     ],
 )

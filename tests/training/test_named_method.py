@@ -23,7 +23,8 @@ from normec import (
 )
 from normec.experiments import build, methods
 from normec.settings import make
-from normec.training.named_method import method_of
+from normec.settings.data_defaults import FOR_RECORDS
+from normec.training.named_method import for_records, method_of, rounds_of_method
 
 from ..support.runs import problem
 
@@ -51,6 +52,30 @@ def test_a_name_is_the_command_lines_method(name: str, private: bool) -> None:
         seed=0,
     )
     assert torch.equal(found.x, expected.x)
+
+
+@pytest.mark.parametrize("name", [*FOR_RECORDS, "clip21-sgd2m"])
+def test_where_records_are_protected_too(name: str) -> None:
+    settings = make({"method": name, "clients": 5, "unit": "record", "data": "digits"})
+    of, privacy = build.problem(settings), Privacy(epsilon=8, unit="record")
+    found = train(of, name, rounds=2, privacy=privacy, seed=0)
+    expected = train(
+        of,
+        methods.build(settings, len(of.x0), of.tensor_sizes),
+        lr=methods.step_size(settings),
+        rounds=2,
+        privacy=privacy,
+        seed=0,
+    )
+    assert torch.equal(found.x, expected.x)
+    assert rounds_of_method(for_records(name), private=True) == methods.rounds(settings)
+
+
+def test_records_that_are_clipped_at_another_norm_have_the_usual_settings() -> None:
+    of = build.problem(make({"clients": 5, "unit": "record", "data": "digits"}))
+    clipped = train(of, "normec", rounds=1, privacy=Privacy(epsilon=8, unit="record", record_clip=0.5), seed=0)
+    assert isinstance(clipped.method, NormEC)
+    assert clipped.method.alpha == 0.01
 
 
 @pytest.mark.slow

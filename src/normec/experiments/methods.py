@@ -15,6 +15,7 @@ from ..algorithms.method import Method
 from ..errors import UsageError, nearest, one_of
 from ..settings.assignments import format_assignments, parse_assignments
 from ..settings.config import RunConfig, in_groups
+from ..settings.data_defaults import plain_step_size
 from . import server
 
 OF_METHODS = tuple(name for name in in_groups("method") if name != "method")
@@ -59,7 +60,9 @@ def step_size(config: RunConfig) -> float | Literal["theory"]:
             f"lr must be given: {config.method} is not one of normec's methods and has no usual step size; "
             f"add --lr, or compare it as {config.method},lr=0.1"
         )
-    plain = entry(config.method).step_size(settings_used(config), config.private)
+    plain = plain_step_size(config.record())
+    if plain is None:
+        plain = entry(config.method).step_size(settings_used(config), config.private)
     optimizer = server.optimizer(config)
     return plain if optimizer is None else optimizer.usual_lr(plain)
 

@@ -24,7 +24,7 @@ from ..algorithms.server_optimizer import OPTIMIZERS
 from .declaration import Group, Setting, declared, setting
 
 # Settings on which the defaults of several settings depend.
-_METHOD = ("method", "private")
+_METHOD = ("method", "private", "unit", "data")
 _LOCAL = (*_METHOD, "local_steps", "local_epochs")
 _LENGTH = ("rounds", "epochs", "batch_size", "data", "records", "clients", "validation")
 

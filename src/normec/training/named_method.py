@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 from ..algorithms.catalogue import CATALOGUE, METHODS, ROUNDS, Entry
@@ -13,6 +14,7 @@ from ..algorithms.server_optimizer import ServerOptimizer
 from ..errors import UsageError, non_negative, one_of
 from ..problems.objective import Objective
 from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, Rotation
+from ..settings.data_defaults import FOR_RECORDS
 
 _LARGEST = 3e38  # a longer step leaves the range of float32
 
@@ -20,7 +22,11 @@ StepSize = float | Callable[[int], float] | Literal["theory"]
 
 
 def method_of(
-    given: Method | str, problem: Objective, private: bool, participation: Participation | None
+    given: Method | str,
+    problem: Objective,
+    private: bool,
+    participation: Participation | None,
+    clips_records: bool = False,
 ) -> tuple[Method, Entry | None]:
     """Return the method and, for a name of the catalogue, its entry.
 
@@ -29,6 +35,7 @@ def method_of(
         problem: The problem that it is for.
         private: Whether messages get noise, for which some usual settings differ.
         participation: Who takes part, for methods that need the share.
+        clips_records: Whether records are protected and clipped one by one, for which some usual settings differ.
 
     Raises:
         UsageError: There is no such method.
@@ -44,10 +51,24 @@ def method_of(
         if ":" not in given:
             one_of((*METHODS, "FILE.py:CLASS"), method=given)
         return find(given)(), None
-    entry = CATALOGUE[given]
+    entry = for_records(given) if clips_records else CATALOGUE[given]
     sizes = getattr(problem, "tensor_sizes", (len(problem.x0),))
     share = _share(given, participation, problem.clients) if entry.takes("participation") else 1.0
     return entry.build(entry.defaults(private), sizes, share), entry
+
+
+def for_records(name: str) -> Entry:
+    """Return the catalogue's entry of a method, with its usual settings where clipped records are protected."""
+    entry, usual = CATALOGUE[name], FOR_RECORDS.get(name)
+    if usual is None:
+        return entry
+    own = {setting: value for setting, value in usual.items() if setting in entry.settings}
+    return replace(
+        entry,
+        private={**(entry.private or {}), **own},
+        private_lr=usual["lr"],
+        private_rounds=usual.get("rounds", entry.private_rounds),
+    )
 
 
 def _share(method: str, participation: Participation | None, clients: int) -> float:

@@ -211,7 +211,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     private = options.privacy is not None
     if private and not hasattr(options.privacy, "with_noise"):
         raise UsageError(f"privacy must be a normec.Privacy, such as Privacy(epsilon=8), got {options.privacy!r}")
-    method, entry = method_of(method, problem, private, options.participation)
+    method, entry = method_of(method, problem, private, options.participation, _clips_records(problem, options))
     optimizer = server_optimizer_of(options.server_optimizer)
     lr = step_size_of(options.lr, method, entry, private, optimizer)
     if entry is not None:
@@ -432,6 +432,15 @@ def _moved(problem: Objective, device: torch.device, dtype: torch.dtype | None) 
     there = problem.x0.device
     near = device.type == there.type and device.index in (None, there.index)
     return problem if near and dtype in (None, problem.x0.dtype) else problem.to(device, dtype)
+
+
+def _clips_records(problem: Objective, options: Options) -> bool:
+    """Whether records are protected, and each has a norm of one at most (`record_clip="auto"`)."""
+    privacy = options.privacy
+    if privacy is None or privacy.unit != "record" or options.local is not None:
+        return False
+    default = _has_single_records(problem) and isinstance(options.compute.engine, str)
+    return privacy.record_clip == "auto" or (privacy.record_clip is None and default)
 
 
 def _has_single_records(problem: Objective) -> bool:
