@@ -47,6 +47,7 @@ METHODS = {
     "clip21-sgd2m": Clip21SGD2M(0.3, client_momentum=0.5),
     "dpsgd-adaptive": AdaptiveClip(DPSGD(Clip(0.3))),
     "clip21-adaptive": AdaptiveClip(Clip21(0.3)),
+    "clip21-sgd2m-adaptive": AdaptiveClip(Clip21SGD2M(0.3, client_momentum=0.5)),
 }
 PATIENTS = (30, 85, 172, 199)  # the canary is in the first or in the last hospital
 HOSPITALS = [size / 486 for size in PATIENTS]
@@ -68,6 +69,7 @@ TRUE = [
     ("normec-forgetting", "central", "zero-out", "secure"),
     ("dpsgd-clip", "central", "replace", "seeded"),
     ("clip21-adaptive", "central", "replace", "secure"),
+    ("clip21-sgd2m-adaptive", "secure-sum", "zero-out", "seeded"),
 ]
 
 
