@@ -519,6 +519,12 @@ def test_wrong_noise_of_single_hospitals_is_refuted(
 QUICK: dict[str, Any] = {"rounds": 1, "trials": 192, "dimension": 2}
 
 
+def test_one_round_with_noise_inside_the_local_steps_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise_inside_the_local_steps(monkeypatch)
+    local = LocalSteps(steps=2, lr=0.1)
+    assert audit_method(CLIPPED, Privacy(epsilon=8, trust="secure-sum"), local=local, **QUICK).violated
+
+
 def test_one_round_with_a_bit_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn_as(no_noise_on_the_bit)(monkeypatch)
     assert audit_method(METHODS["dpsgd-adaptive"], Privacy(epsilon=8, trust="secure-sum"), **QUICK).violated
