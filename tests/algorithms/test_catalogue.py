@@ -27,9 +27,11 @@ def cells(line: str) -> list[str]:
 
 def listed() -> dict[str, dict[str, str]]:
     """The rows of the page's table by the names of the methods, with the cells by their headers."""
-    header, _, *rows = re.findall(r"(?m)^\|.+\|$", PAGE.read_text(encoding="utf-8"))
-    found = [dict(zip(cells(header), cells(row), strict=True)) for row in rows]
-    return {row["name"].strip("`"): row for row in found}
+    found = re.search(r"(?m)^\| name \|.+\n(\|.+\|\n)+", PAGE.read_text(encoding="utf-8"))
+    assert found is not None
+    header, _, *rows = found[0].splitlines()
+    table = [dict(zip(cells(header), cells(row), strict=True)) for row in rows]
+    return {row["name"].strip("`"): row for row in table}
 
 
 def test_the_page_lists_every_method() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 import normec
 from normec import DPSGD, GD, Clip, FixedSize, LocalSteps, Method, NormEC, Privacy, SmoothedNorm, train
 from normec.errors import UsageError
+from normec.models import Softmax
 
 from ..support.problems import shifted
 from ..support.reference import Logistic, Vector, clip, norm, unit
@@ -95,6 +97,25 @@ def test_one_local_step_is_the_gradient_method(local: LocalSteps, drawn: FixedSi
         one, plain = (trained(method, work, lr=0.01, participation=drawn, rounds=50) for work in (local, None))
         torch.testing.assert_close(one.x, plain.x, rtol=1e-12, atol=1e-12)
         assert one.history["loss"] == pytest.approx(plain.history["loss"], rel=1e-12)
+
+
+def test_the_batch_size_of_local_steps_is_that_of_the_run() -> None:
+    draw = torch.Generator().manual_seed(0)
+    data = [
+        TensorDataset(torch.randn(size, 3, generator=draw), torch.randint(0, 2, (size,), generator=draw))
+        for size in (9, 12, 7)
+    ]
+    problem = normec.Problem(Softmax(3, 2), torch.nn.functional.cross_entropy, data)
+
+    def found(own: int | None, of_run: int | None) -> torch.Tensor:
+        local = LocalSteps(steps=3, lr=0.2, batch_size=own)
+        return train(problem, DPSGD(Clip(0.5)), local=local, batch_size=of_run, lr=1.0, rounds=4, seed=2).x
+
+    assert torch.equal(found(4, None), found(None, 4))
+    assert torch.equal(found(4, 4), found(None, 4))
+    assert not torch.equal(found(4, None), found(None, None))
+    with pytest.raises(UsageError, match="batch_size is 5 and 4 for local steps"):
+        found(4, 5)
 
 
 def test_a_proximal_term_of_weight_zero_changes_nothing() -> None:

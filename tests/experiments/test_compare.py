@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from normec import LocalSteps
+from normec.algorithms.catalogue import CATALOGUE, PRIVATE_METHODS
+from normec.cli import app
 from normec.errors import UsageError
 from normec.experiments import compare, methods, runs
 from normec.report import comparison_page
@@ -97,6 +99,16 @@ def test_what_cannot_be_compared_is_refused_before_the_first_run() -> None:
     named = [entry.label for entry in compare.candidates([], {})]
     assert named == ["normec", "clip21", "dpsgd-norm", "dpsgd-clip"]
     assert "gd" in [entry.label for entry in compare.candidates([], {"private": False})]
+
+
+def test_every_method_of_the_catalogue_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [name if name in PRIVATE_METHODS else f"{name}:private=false" for name in CATALOGUE]
+    size = ["--clients", "3", "--rounds", "1", "--set", "records=60", "--set", "test_records=20"]
+    command = ["compare", *words, *size, "--seed", "0", "--quiet", "--json"]
+    assert app.run([*command, "--out", str(tmp_path / "runs")]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["method"].partition(":")[0] for row in rows] == list(CATALOGUE)
+    assert all(row["status"] == "finished" for row in rows)
 
 
 def test_nothing_but_divergence_is_a_table_too(tmp_path: Path) -> None:

@@ -13,7 +13,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from normec import DPSGD, GD, Clip21, LocalSteps, Method, NormEC, Privacy, SmoothedNorm, UsageError
+from normec import (
+    DPSGD,
+    GD,
+    AdaptiveClip,
+    Clip,
+    Clip21,
+    Clip21SGD2M,
+    LocalSteps,
+    Method,
+    NormEC,
+    Privacy,
+    SmoothedNorm,
+    UsageError,
+)
+from normec.federation.protocol import allowed_methods
 from normec.federation.protocol.account import FILE, read_releases
 from normec.federation.protocol.coordinator import Coordinator
 from normec.federation.protocol.gradient_oracle import GradientOracle
@@ -139,6 +153,61 @@ def test_what_is_refused_and_what_the_server_hears(name: str, tmp_path: Path) ->
     (line,) = [line for line in read_journal(tmp_path / "events.jsonl") if line["event"] == "refused"]
     assert len(line["exact"]) > 10
     assert read_releases(tmp_path).count() == 0
+
+
+PLAIN, WITH_STEPS, WITH_PROX = None, LocalSteps(steps=2, lr=0.1), LocalSteps(steps=2, lr=0.1, prox=0.1)
+REQUESTS: dict[str, tuple[Method, LocalSteps | None]] = {
+    "dpsgd-clip": (DPSGD(Clip(0.1), momentum=0.5), PLAIN),
+    "dpsgd-norm": (DPSGD(SmoothedNorm(0.1)), PLAIN),
+    "dpsgd-adaptive": (AdaptiveClip(DPSGD(Clip(0.3))), PLAIN),
+    "clip21-adaptive": (AdaptiveClip(Clip21(0.3)), PLAIN),
+    "clip21-sgd2m-adaptive": (AdaptiveClip(Clip21SGD2M(0.3)), PLAIN),
+    "fedavg": (DPSGD(Clip(0.3)), WITH_STEPS),
+    "fedprox": (DPSGD(Clip(0.3)), WITH_PROX),
+    "fed-normec": (NormEC(0.1, 0.5), WITH_STEPS),
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_a_name_of_the_catalogue_allows_what_it_says_and_no_more(name: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.toml").write_text(f'epsilon = 8\nmethods = ["{name}"]\n')
+    policy = load_policy(tmp_path / "policy.toml")
+    others = {"normec": (NormEC(0.1, 0.5), PLAIN), "fed-normec, prox": (NormEC(0.1, 0.5), WITH_PROX)}
+    others["dpsgd-norm, steps"] = (DPSGD(SmoothedNorm(0.1)), WITH_STEPS)
+    allowed = set()
+    for other, (method, local) in (REQUESTS | others).items():
+        request = server(method, SECURE, local=local).requests()["a"]
+        verdict = policy.check(request)
+        if verdict is None:
+            allowed.add(other)
+            assert request.method.build(policy.classes) == method
+        else:
+            assert verdict.reason == "terms"
+            assert f"is not among methods = ['{name}']" in verdict.exact
+    assert allowed == {name}
+
+
+def test_a_party_answers_a_request_that_its_policy_names_by_the_catalogue(tmp_path: Path) -> None:
+    party = Party(tmp_path, CAREFUL.model_copy(update={"methods": ["fedavg", "dpsgd-norm"]}), Quadratic(), node="a")
+    assert isinstance(asked(party, server(DPSGD(Clip(0.3)), SECURE, local=WITH_STEPS)), Reply)
+    refused = asked(party, server(DPSGD(Clip(0.3)), SECURE, run="other"))
+    assert isinstance(refused, Refusal)
+    assert "dpsgd with these parts and local steps is not among" in (tmp_path / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("spec", ["[]", "{}", '{"operator": 3}', '{"operator": {"operator": ["Clip"]}}', "{" * 9000])
+def test_settings_without_meaning_are_not_those_of_a_name(spec: str) -> None:
+    assert not allowed_methods.allowed("fedavg").covers(MethodTerms("dpsgd", spec, ""), None)
+
+
+def test_names_of_one_class_do_not_collide(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text('epsilon = 8\nmethods = ["fedavg", "dpsgd-clip", "dpsgd"]\n')
+    assert load_policy(path).classes == ["dpsgd"]
+    (tmp_path / "mine.py").write_text("import normec\n\n\nclass dpsgd(normec.DPSGD):\n    pass\n")
+    path.write_text('epsilon = 8\nmethods = ["fedavg", "mine.py:dpsgd"]\n')
+    with pytest.raises(UsageError, match="two have the name dpsgd"):
+        load_policy(path)
 
 
 def test_a_party_bounds_the_local_steps_of_a_round(tmp_path: Path) -> None:

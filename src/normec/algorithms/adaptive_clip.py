@@ -34,10 +34,12 @@ from torch import Tensor
 
 from ..errors import UsageError, fraction, open_unit, positive
 from ..sampling.random_streams import Key
+from .client_momentum import Clip21SGD2M
 from .direct import DPSGD
 from .error_feedback import Clip21
 from .method import ESTIMATE, MEMORY, Method, OperatorMethod, State, Tables
 from .operators import Clip, Identity, norms, smallest_reliable_norm
+from .scaffold import Scaffold
 
 THRESHOLD = "threshold"
 BOUND = 1.0
@@ -81,6 +83,12 @@ class AdaptiveClip(Method):
     participation: float = 1.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.method, Scaffold):
+            raise UsageError(
+                "AdaptiveClip replaces the operator of a method, and scaffold has none: it clips an update and the "
+                "change of a control variate together, by one threshold that is given; use Scaffold(τ) alone, or "
+                "AdaptiveClip(DPSGD(Clip(τ))) with local steps"
+            )
         known = type(self.method).__module__.startswith(f"{__package__}.")
         if not (known and isinstance(self.method, OperatorMethod) and type(self.method.operator) is Clip):
             raise UsageError(
@@ -185,3 +193,10 @@ def dpsgd_adaptive(
 def clip21_adaptive(tau: float, decay: float, participation: float = 1.0, **settings: Any) -> AdaptiveClip:
     """Clip21 with adaptive clipping, by the names of configuration files."""
     return AdaptiveClip(Clip21(tau, decay), participation=participation, **settings)
+
+
+def clip21_sgd2m_adaptive(
+    tau: float, beta: float, client_momentum: float, decay: float, participation: float = 1.0, **settings: Any
+) -> AdaptiveClip:
+    """Clip21-SGD2M with adaptive clipping, by the names of configuration files."""
+    return AdaptiveClip(Clip21SGD2M(tau, beta, client_momentum, decay), participation=participation, **settings)

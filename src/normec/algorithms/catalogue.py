@@ -179,6 +179,15 @@ CATALOGUE: Mapping[str, Entry] = {
         private_lr=0.3,
         private_rounds=50,
     ),
+    "clip21-sgd2m-adaptive": Entry(
+        title="Clip21-SGD2M with adaptive clipping",
+        factory="adaptive_clip:clip21_sgd2m_adaptive",
+        settings={"tau": 0.1, "beta": 1.0, "client_momentum": 0.9, "decay": 0.0, **_ADAPTIVE},
+        lr=1.0,
+        private={"tau": 0.03, "client_momentum": 0.5},
+        private_lr=0.3,
+        private_rounds=50,
+    ),
     # The settings of local steps won on validation data of the digits, over 2 seeds, without noise and at ε = 8, among
     # 3 to 18 trials each. Without noise tau is meant to clip nothing; it only keeps a client from going astray.
     "fedavg": Entry(

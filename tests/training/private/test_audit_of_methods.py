@@ -47,6 +47,7 @@ METHODS = {
     "clip21-sgd2m": Clip21SGD2M(0.3, client_momentum=0.5),
     "dpsgd-adaptive": AdaptiveClip(DPSGD(Clip(0.3))),
     "clip21-adaptive": AdaptiveClip(Clip21(0.3)),
+    "clip21-sgd2m-adaptive": AdaptiveClip(Clip21SGD2M(0.3, client_momentum=0.5)),
 }
 PATIENTS = (30, 85, 172, 199)  # the canary is in the first or in the last hospital
 HOSPITALS = [size / 486 for size in PATIENTS]
@@ -68,6 +69,7 @@ TRUE = [
     ("normec-forgetting", "central", "zero-out", "secure"),
     ("dpsgd-clip", "central", "replace", "seeded"),
     ("clip21-adaptive", "central", "replace", "secure"),
+    ("clip21-sgd2m-adaptive", "secure-sum", "zero-out", "seeded"),
 ]
 
 
@@ -515,6 +517,12 @@ def test_wrong_noise_of_single_hospitals_is_refuted(
 
 
 QUICK: dict[str, Any] = {"rounds": 1, "trials": 192, "dimension": 2}
+
+
+def test_one_round_with_noise_inside_the_local_steps_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    noise_inside_the_local_steps(monkeypatch)
+    local = LocalSteps(steps=2, lr=0.1)
+    assert audit_method(CLIPPED, Privacy(epsilon=8, trust="secure-sum"), local=local, **QUICK).violated
 
 
 def test_one_round_with_a_bit_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,9 @@ METHODS: dict[str, tuple[Method, float, LocalSteps | None]] = {
     "sgd2m": (Clip21SGD2M(0.3), 0.3, None),
     "adaptive": (AdaptiveClip(DPSGD(Clip(0.5))), 1.0, None),
     "adaptive-sgd2m": (AdaptiveClip(Clip21SGD2M(0.5)), 1.0, None),
+    "adaptive-clip21": (AdaptiveClip(Clip21(0.5)), 1.0, None),
+    "fedavg": (DPSGD(Clip(0.4)), 0.4, LocalSteps(steps=2, lr=0.1, scale="difference")),
+    "fedprox": (DPSGD(Clip(0.4)), 0.4, LocalSteps(steps=2, lr=0.1, prox=0.5, scale="difference")),
     "fed-normec": (NormEC(0.1, 0.1), 1.0, LOCAL),
     "scaffold": (Scaffold(0.7), 0.7, LOCAL),
 }
@@ -152,6 +155,9 @@ CLIENTS = [
     ("scaffold", "central", "equal", "constant"),
     ("momentum", "central", "weighted", "linear"),
     ("adaptive", "central", "weighted", "given"),
+    ("fedavg", "sum", "weighted", "linear"),
+    ("fedprox", "local", "equal", "given"),
+    ("adaptive-clip21", "sum of honest", "weighted", "constant"),
 ]
 
 

@@ -337,7 +337,7 @@ def would_cost(agreed: AgreedTerms, policy: Policy, folder: Path) -> str:
     verdict = policy.check(request)
     if verdict is not None:
         raise UsageError(f"run {agreed.run} would be refused ({verdict.reason}): {verdict.exact}")
-    found = priced(request, agreed.method.build(policy.methods), policy.delta)
+    found = priced(request, agreed.method.build(policy.classes), policy.delta)
     if found is None:
         return f"run {agreed.run} has no noise: its {agreed.plan.rounds} messages are covered by no ε"
     price, release = found

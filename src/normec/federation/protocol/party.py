@@ -136,7 +136,7 @@ class Party:
 
     def _answer(self, request: Request) -> Reply | Refusal:
         try:
-            method = request.method.build(self.policy.methods)
+            method = request.method.build(self.policy.classes)
             if request.plan.local is not None:
                 request.plan.local.build()
             price = self._price(request, method)

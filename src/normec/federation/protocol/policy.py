@@ -9,7 +9,8 @@
     least_sigma = 1.0        # the least noise that an observer must face, in units of a message's bound; in runs with
                              # unit = "record", in units of what one record can change
     largest_record_clip = 1.0  # of runs with unit = "record", which must then clip records; default: no rule
-    methods = ["normec"]     # also methods of installed packages, and FILE.py:CLASS
+    methods = ["normec"]     # classes of methods, also of installed packages, FILE.py:CLASS, and names as "fedavg"
+                             # (`allowed_methods`)
     trusts = ["local"]       # add "secure-sum" for sums with the parties in `roster`, and "central" if the server may
                              # see messages without noise
     roster = "roster.toml"   # with secure-sum: the parties and their keys
@@ -46,6 +47,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ...algorithms import registry
 from ...errors import UsageError, first_mistake, nearest
 from ...privacy.release import Release
+from .allowed_methods import allowed, classes
 from .price import least_noise
 from .terms import NOISES, short_name
 from .wire import NAME, Request, run_name
@@ -99,7 +101,12 @@ class Policy(BaseModel):
         steps = request.plan.local.steps if request.plan.local is not None else 1
         if steps > self.most_local_steps:
             return Verdict("terms", f"{steps} local steps are more than most_local_steps = {self.most_local_steps}")
-        if method.name not in map(short_name, self.methods):
+        if not any(allowed(name).covers(method, request.plan.local) for name in self.methods):
+            if method.name in map(short_name, self.classes):
+                return Verdict(
+                    "terms",
+                    f"method {method.name} with these parts and local steps is not among methods = {self.methods}",
+                )
             return Verdict("terms", f"method {method.name} is not among methods = {self.methods}")
         if terms.noise not in NOISES:
             return Verdict("terms", f"noise {terms.noise} is not one of {', '.join(NOISES)}")
@@ -169,6 +176,11 @@ class Policy(BaseModel):
         return None
 
     @property
+    def classes(self) -> list[str]:
+        """The classes of `methods`, as the registry finds them."""
+        return classes(self.methods)
+
+    @property
     def accepted_units(self) -> list[str]:
         """What the runs that the party takes part in protect."""
         return list(self.units) if self.units is not None else [self.unit]
@@ -221,10 +233,11 @@ def load_policy(path: str | Path) -> Policy:
     files = {name: getattr(policy, name) for name in ("roster", "identity", "witness")}
     found = {name: str(path.parent / file) for name, file in files.items() if file is not None}
     policy = policy.model_copy(update={"methods": [_found(path, name) for name in policy.methods], **found})
-    known_by = [short_name(name) for name in policy.methods]
-    for name in known_by:
-        if known_by.count(name) > 1:
-            raise UsageError(f"{path}: methods: two have the name {name}; rename one of the classes")
+    for known_by in (policy.methods, policy.classes):
+        short = [short_name(name) for name in known_by]
+        for name in short:
+            if short.count(name) > 1:
+                raise UsageError(f"{path}: methods: two have the name {name}; rename one of the classes")
     for run in policy.runs:
         if not NAME.fullmatch(run):
             raise UsageError(
@@ -238,7 +251,7 @@ def _found(policy: Path, name: str) -> str:
     file, colon, kind = name.rpartition(":")
     name = f"{policy.parent / file}:{kind}" if colon else name
     try:
-        registry.find(name)
+        registry.find(allowed(name).kind)
     except UsageError as error:
         raise UsageError(f"{policy}: methods: {error}") from None
     return name

@@ -148,7 +148,7 @@ class SumParty:
         if terms.run != request.run:
             raise Refused("terms", f"the terms are those of {terms.run}, the request belongs to {request.run}")
         policy = self.policy
-        agreement = Agreement.read(terms, self._number, request.node, policy.methods, policy.largest_model)
+        agreement = Agreement.read(terms, self._number, request.node, policy.classes, policy.largest_model)
         contributor = SumContributor(
             self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
         )
