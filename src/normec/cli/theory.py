@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -22,36 +23,102 @@ PLAN_SETTINGS = (
 def bound(
     L: Annotated[float, typer.Option("--L", help="Smoothness of f.")],
     L_max: Annotated[float, typer.Option("--L-max", help="The largest smoothness of a client's f_i.")],
-    R: Annotated[float, typer.Option("--R", help="max ‖∇f_i(x⁰) − g_i⁰‖, or an upper bound of it.")],
-    alpha: Annotated[float, typer.Option(help="α.")],
     beta: Annotated[float, typer.Option(help="β.")],
     gamma: Annotated[float, typer.Option(help="γ, the step size.")],
     rounds: Annotated[int, typer.Option(help="K + 1, the number of messages per client.")],
     F0: Annotated[float, typer.Option("--F0", help="f(x⁰) − f_inf.")],
+    method: Annotated[str, typer.Option(help="normec or clip21-sgd2m.")] = "normec",
+    R: Annotated[
+        float | None,
+        typer.Option("--R", help="normec: max ‖∇f_i(x⁰) − g_i⁰‖, or an upper bound of it.", show_default=False),
+    ] = None,
+    alpha: Annotated[float | None, typer.Option(help="normec: α.", show_default=False)] = None,
     sigma: Annotated[float, typer.Option(help="Noise per client and coordinate of a message.")] = 0.0,
     dim: Annotated[int | None, typer.Option(help="Number of parameters of the model.", show_default=False)] = None,
     clients: Annotated[int | None, typer.Option(help="Number of clients.", show_default=False)] = None,
     decay: Annotated[float, typer.Option(help="Forgetting rate λ; needs --B.")] = 0.0,
     B: Annotated[float | None, typer.Option("--B", help="Bound on ‖∇f_i(x^k)‖.", show_default=False)] = None,
+    local_steps: Annotated[
+        int | None, typer.Option(help="Local steps per round; needs --local-lr and --B.", show_default=False)
+    ] = None,
+    local_lr: Annotated[float | None, typer.Option(help="Step size of a local step.", show_default=False)] = None,
+    convex: Annotated[bool, typer.Option("--convex", help="All f_i are convex; for local steps.")] = False,
+    sample_rate: Annotated[
+        float | None,
+        typer.Option(help="Probability that a client takes part in a round; for β ≤ α.", show_default=False),
+    ] = None,
+    tau: Annotated[float | None, typer.Option(help="clip21-sgd2m: τ.", show_default=False)] = None,
+    client_momentum: Annotated[
+        float | None, typer.Option(help="clip21-sgd2m: the share of the old average, p.", show_default=False)
+    ] = None,
+    average_error: Annotated[
+        float | None,
+        typer.Option(
+            help="clip21-sgd2m: max ‖∇f_i(x⁰) − v_i⁰‖, the largest gradient norm if averages start at zero.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Compute the bound of Theorem 1, or of Theorem 2 with --sigma.
+    """Compute the bound of Theorem 1, of Theorem 2 with --sigma, or of a variant.
 
-    It is printed as the paper states it, corrected, and sharper.
+    Theorems 1 and 2 are printed as the paper states them, corrected, and sharper. Variants are forgetting (--decay),
+    local steps (--local-steps), drawn clients (--sample-rate), and client momentum (--method clip21-sgd2m).
     """
     from .. import theory
-    from ..errors import UsageError, at_least
+    from ..errors import UsageError, at_least, one_of
 
+    one_of(("normec", "clip21-sgd2m"), method=method)
     at_least(1, dim=1 if dim is None else dim, clients=1 if clients is None else clients)
+    own = {"--R": R, "--alpha": alpha}
+    momentum = {"--tau": tau, "--client-momentum": client_momentum, "--average-error": average_error}
+    variants: dict[str, Any] = {
+        "--sigma": sigma or None, "--decay": decay or None, "--B": B, "--local-steps": local_steps,
+        "--local-lr": local_lr, "--convex": convex or None, "--sample-rate": sample_rate, "--dim": dim,
+        "--clients": clients,
+    }  # fmt: skip
+    needed, foreign = (own, momentum) if method == "normec" else (momentum, {**own, **variants})
+    missing = [name for name, value in needed.items() if value is None]
+    given = [name for name, value in foreign.items() if value is not None]
+    if missing or given:
+        takes = " and ".join([", ".join([*needed][:-1]), [*needed][-1]])
+        wrong = f"missing: {', '.join(missing)}" if missing else f"it does not take {', '.join(given)}"
+        raise UsageError(f"the bound of {method} needs {takes}; {wrong}")
+    if method == "clip21-sgd2m":
+        numbers: dict[str, Any] = {"L": L, "L_max": L_max, "beta": beta, "client_momentum": client_momentum}
+        start: dict[str, Any] = {"F0": F0, "tau": tau, "average_error": average_error}
+        value = theory.clip21_sgd2m(**numbers, **start, gamma=gamma, rounds=rounds)
+        _show_bounds({"clip21-sgd2m": value, "gamma_unclipped": theory.clip21_sgd2m_gamma(**numbers)}, as_json)
+        return
     if sigma and (dim is None or clients is None):
         raise UsageError("--sigma needs --dim and --clients")
-    if (decay > 0) != (B is not None):
-        raise UsageError("--decay and --B go together; the bound with forgetting needs both")
+    if (local_steps is None) != (local_lr is None):
+        raise UsageError("--local-steps and --local-lr go together; give both")
+    if convex and local_steps is None:
+        raise UsageError("--convex is for --local-steps; leave it out, or give local steps")
+    if decay and (local_steps is not None or sample_rate is not None):
+        raise UsageError("no bound covers --decay with --local-steps or --sample-rate; leave out one of them")
+    if (decay > 0 or local_steps is not None) != (B is not None):
+        raise UsageError("--B goes with --decay or --local-steps, whose bounds need it; give both")
     common: dict[str, Any] = {
         "L": L, "L_max": L_max, "R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds, "F0": F0,
     }  # fmt: skip
     noise: dict[str, Any] = {"sigma": sigma, "dim": dim or 1, "clients": clients or 1}
-    if decay:
+    path: dict[str, Any] = {"convex": convex}
+    if local_steps is not None:
+        path |= {"steps": local_steps, "local_lr": local_lr}
+    found: dict[str, Any]
+    if sample_rate is not None:
+        found = {"sampled clients": theory.sampled_clients(**common, **noise, **path, B=B, sample_rate=sample_rate)}
+    elif local_steps is not None:
+        found = {
+            form: theory.local_steps(**common, **noise, **path, B=cast(float, B), form=form)
+            for form in ("corrected", "sharper", "tracked")
+        }
+        smoothness = theory.local_smoothness(L_max=L_max, **path)
+        found["gamma_max"] = theory.gamma_max(beta=beta, R=common["R"], alpha=common["alpha"], L_max=smoothness)
+        found["drift"] = theory.local_drift(L_max=L_max, **path, B=cast(float, B))
+    elif decay:
         closed, tracked = (
             theory.forgetting(**common, **noise, decay=decay, B=B or 0.0, form=form) for form in ("closed", "tracked")
         )
@@ -60,10 +127,16 @@ def bound(
         found = {
             form: theory.theorem2(**common, **noise, form=form) for form in ("paper", "corrected", "sharper", "tracked")
         }
-        found["gamma_max"] = theory.gamma_max(beta=beta, R=R, alpha=alpha, L_max=L_max)
-        found["R_invariant"] = theory.invariant(R=R, alpha=alpha, beta=beta, gamma=gamma, L_max=L_max)
-    if as_json:
-        print(json.dumps(found))
+        numbers = {"beta": beta, "R": R, "alpha": alpha, "L_max": L_max}
+        found["gamma_max"] = theory.gamma_max(**numbers)
+        found["R_invariant"] = theory.invariant(**numbers, gamma=gamma)
+    _show_bounds(found, as_json)
+
+
+def _show_bounds(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:  # which has no word for infinity
+        finite = {name: None if value in (None, math.inf) else value for name, value in found.items()}
+        print(json.dumps(finite))
         return
     from .output import number, show
 

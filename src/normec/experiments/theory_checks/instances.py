@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...algorithms.method import Method
+from ...algorithms.method import MEMORY, Method
 from ...theory.constants import Constants, quadratic_constants
 
 
@@ -22,8 +22,20 @@ class Quadratics:
     x0: Tensor
 
     def gradients(self, x: Tensor) -> Tensor:
-        """Return the gradients [m, n, d]."""
-        return torch.einsum("mnij,mnj->mni", self.H, x[:, None] - self.c)
+        """Return the gradients [m, n, d] at x [m, d]."""
+        return self.own_gradients(x[:, None])
+
+    def own_gradients(self, y: Tensor) -> Tensor:
+        """Return the gradients [m, n, d] where every client is at a point of its own, y [m, n, d]."""
+        return torch.einsum("mnij,mnj->mni", self.H, y - self.c)
+
+    def updates(self, x: Tensor, steps: int, local_lr: Tensor) -> Tensor:
+        """Return the mean gradients [m, n, d] on the clients' paths of local steps from x; `local_lr` is [m]."""
+        y, total = x[:, None].expand_as(self.c), torch.zeros_like(self.c)
+        for _ in range(steps):
+            slope = self.own_gradients(y)
+            y, total = y - local_lr[:, None, None] * slope, total + slope
+        return total / steps
 
     def repeated(self, times: int) -> Quadratics:
         return Quadratics(*(part.repeat_interleave(times, 0) for part in (self.H, self.c, self.x0)))
@@ -83,24 +95,45 @@ def gradient_norms(
     method: Method,
     gamma: Tensor | float,
     rounds: int,
-    memory: Tensor,
+    state: Tensor | dict[str, Tensor],
     sigma: float = 0.0,
     seeds: int = 1,
     seed: int = 0,
+    *,
+    local: tuple[int, Tensor] | None = None,
+    sample_rate: float = 1.0,
 ) -> Tensor:
-    """Return ‖∇f(x^k)‖ for k = 0 … rounds − 1, [instances × seeds, rounds], the seeds of an instance adjacent."""
+    """Return ‖∇f(x^k)‖ for k = 0 … rounds − 1, [instances × seeds, rounds], the seeds of an instance adjacent.
+
+    `state` holds the clients' memories at the start, or all of their state by name. With `local`, the number of local
+    steps and their step sizes [instances], quadratics send the updates of local steps. A client takes part in a round
+    with probability `sample_rate`; otherwise its state stays as it is.
+    """
+    states = state if isinstance(state, dict) else {MEMORY: state}
     if seeds > 1:
-        problem, memory = problem.repeated(seeds), memory.repeat_interleave(seeds, 0)
+        problem = problem.repeated(seeds)
+        states = {name: rows.repeat_interleave(seeds, 0) for name, rows in states.items()}
+        local = (local[0], local[1].repeat_interleave(seeds)) if local is not None else None
     x = problem.x0.clone()
     step = gamma.repeat_interleave(seeds)[:, None] if isinstance(gamma, Tensor) else gamma
-    estimate = memory.mean(1)
-    clients = memory.shape[1]
+    estimate = states[MEMORY].mean(1)
+    clients = states[MEMORY].shape[1]
     source = torch.Generator().manual_seed(seed)
     found = torch.empty(len(x), rounds, dtype=torch.float64)
     for k in range(rounds):
         grads = problem.gradients(x)
         found[:, k] = grads.mean(1).norm(dim=-1)
-        message, memory = method.client_step(grads, memory)
+        if local is not None:
+            if not isinstance(problem, Quadratics):
+                raise TypeError("local steps are for quadratics")
+            grads = problem.updates(x, *local)
+        message, after = method.client_step(grads, states if isinstance(state, dict) else states[MEMORY])
+        moved = after if isinstance(after, dict) else {MEMORY: after}
+        if sample_rate < 1:
+            drawn = torch.rand(grads.shape[:2], generator=source, dtype=grads.dtype)[..., None] < sample_rate
+            message = message * drawn
+            moved = {name: torch.where(drawn, rows, states[name]) for name, rows in moved.items()}
+        states = moved
         mean = message.mean(1)
         if sigma:  # the mean of n draws with σ per coordinate
             mean = mean + sigma / clients**0.5 * torch.randn(mean.shape, generator=source, dtype=mean.dtype)

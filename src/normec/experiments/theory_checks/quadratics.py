@@ -8,13 +8,16 @@ import numpy as np
 import torch
 
 from ... import theory
+from ...algorithms.client_momentum import Clip21SGD2M
 from ...algorithms.error_feedback import NormEC
-from .instances import PseudoHuber, draw, gradient_norms, memories_at_distance
+from .instances import PseudoHuber, Quadratics, draw, gradient_norms, memories_at_distance
 
 if TYPE_CHECKING:
     from .checks import Scale, Series, Verification
 
 WIDTH, STEP, SIGMA = 1.0, 0.02, 0.5
+LOCAL_STEPS, SAMPLE_RATE = 5, 0.5
+MOST_SAMPLED = 5  # instances whose clients are drawn, over many seeds
 
 
 def without_noise(size: Scale, found: Verification) -> Series:
@@ -100,6 +103,82 @@ def with_noise(size: Scale, found: Verification) -> Series:
         lines["forgetting"].append(value)
         found.add("pseudo-Huber, noise", "forgetting", rounds, lines["measured, forgetting"][-1], value)
     return {name: (horizons, values) for name, values in lines.items()}
+
+
+def local_steps(size: Scale, found: Verification) -> None:
+    """Check local steps of all clients, and of clients that are drawn, over growing horizons.
+
+    Local step sizes fall like 1/rounds, so that the drift falls with the other terms. Where clients are drawn, the mean
+    of ‖∇f(x^k)‖ over seeds is taken before the smallest over k.
+    """
+    problem = draw(size.instances, 5, 10, seed=5)
+    few = Quadratics(*(part[:MOST_SAMPLED] for part in (problem.H, problem.c, problem.x0)))
+    for rounds in size.horizons:
+        common, start = _local(problem, rounds, LOCAL_STEPS, alpha=10.0, beta=9.0, R=10 / rounds**0.5)
+        norms = _run_locally(problem, common, start)
+        for form in ("corrected", "sharper", "tracked"):
+            value = theory.local_steps(**common, form=form)
+            found.add(
+                f"quadratics, {LOCAL_STEPS} local steps", f"local steps, {form}", rounds, norms.min(1).values, value
+            )
+        for steps in (1, LOCAL_STEPS):
+            alpha = 10 * rounds**0.5  # large beside R + KγΛ, which keeps memories close although clients are absent
+            common, start = _local(few, rounds, steps, alpha=alpha, beta=alpha / 2, R=2 / rounds**0.5)
+            norms = _run_locally(few, common, start, seeds=size.seeds, sample_rate=SAMPLE_RATE)
+            measured = norms.reshape(-1, size.seeds, rounds).mean(1).min(1).values
+            name = f"quadratics, {steps} local step{'s' * (steps > 1)}, clients drawn"
+            value = theory.sampled_clients(**common, sample_rate=SAMPLE_RATE)
+            found.add(name, f"sampled clients, q = {SAMPLE_RATE}", rounds, measured, value)
+
+
+def _local(
+    problem: Quadratics, rounds: int, steps: int, *, alpha: float, beta: float, R: float
+) -> tuple[dict[str, Any], torch.Tensor]:
+    """The numbers of the bounds for NormEC with local steps and the largest γ, and memories at the distance R."""
+    constants = _columns(problem.constants())
+    eta = 1 / (constants["L_max"] * rounds)
+    smoothness = theory.local_smoothness(L_max=constants["L_max"], steps=steps, local_lr=eta)
+    gamma = theory.gamma_max(beta=beta, R=R, alpha=alpha, L_max=smoothness)
+    grad_max = problem.gradients(problem.x0).norm(dim=-1).amax(1).numpy()
+    B = theory.gradient_bound(grad_max=grad_max, L_max=constants["L_max"], gamma=gamma, rounds=rounds)
+    start = memories_at_distance(problem.updates(problem.x0, steps, torch.from_numpy(eta)), R, 5)
+    known = {"R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds}
+    return {**constants, **known, "steps": steps, "local_lr": eta, "B": B}, start
+
+
+def _run_locally(problem: Quadratics, common: dict[str, Any], start: torch.Tensor, **how: Any) -> torch.Tensor:
+    gamma, eta = (torch.from_numpy(common[name]) for name in ("gamma", "local_lr"))
+    method = NormEC(common["alpha"], common["beta"])
+    return gradient_norms(problem, method, gamma, common["rounds"], start, local=(common["steps"], eta), **how)
+
+
+def client_momentum(size: Scale, found: Verification) -> None:
+    """Check Clip21-SGD2M from averages and memories of zero; τ clips the messages of the first rounds.
+
+    The measured value is the root of the mean of ‖∇f(x^k)‖² over k, which is bounded as well.
+    """
+    problem = draw(size.instances, 5, 10, seed=6)
+    constants = _columns(problem.constants())
+    grads = problem.gradients(problem.x0)
+    grad_max = grads.norm(dim=-1).amax(1).numpy()
+    beta, p = 0.8, 0.5
+    tau = float(np.median(grad_max)) / 4
+    method = Clip21SGD2M(tau, beta, p)
+    gamma = 0.1 * theory.clip21_sgd2m_gamma(**_smoothness(constants), beta=beta, client_momentum=p)
+    rounds = size.horizons[-1]
+    norms = gradient_norms(
+        problem, method, torch.from_numpy(gamma), rounds, method.client_init(torch.zeros_like(grads))
+    )
+    for rounds in size.horizons:
+        value = theory.clip21_sgd2m(
+            **constants, tau=tau, beta=beta, client_momentum=p, gamma=gamma, rounds=rounds, average_error=grad_max
+        )
+        measured = norms[:, :rounds].square().mean(1).sqrt()
+        found.add("quadratics, client momentum", "Clip21-SGD2M", rounds, measured, value)
+
+
+def _smoothness(constants: dict[str, Any]) -> dict[str, Any]:
+    return {name: constants[name] for name in ("L", "L_max")}
 
 
 def counterexamples(size: Scale, found: Verification) -> None:

@@ -37,6 +37,9 @@ def verify(scale: str, out: Path, data_dir: str | None, say: Callable[[str], Non
     say("pseudo-Huber losses with noise")
     panels["noise, fixed step; mean over k"] = quadratics.with_noise(size, found)
     _draw(panels, out / "theory-quadratics.png", found)
+    say("local steps, drawn clients and client momentum")
+    quadratics.local_steps(size, found)
+    quadratics.client_momentum(size, found)
     quadratics.counterexamples(size, found)
     sets = logistic.available(size.sets, data_dir, found)
     if sets:
