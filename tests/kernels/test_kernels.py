@@ -36,22 +36,26 @@ pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 def said() -> list[str]:
     """What the checks say in processes of their own: the interpreter must be asked for before Triton is imported.
 
-    Interpreted, they take minutes on one core, and two processes share them.
+    Interpreted, they take minutes on one core. Two processes share them: each takes the next one when it is free.
     """
-    command, parts = [sys.executable, "-m", "tests.gradients.kernel_checks", "cuda" if GPU else "cpu"], 1 if GPU else 2
+    command = [sys.executable, "-m", "tests.gradients.kernel_checks", "cuda" if GPU else "cpu", "-"]
     environment = os.environ | ({} if GPU else {"TRITON_INTERPRET": "1"})
-    root = Path(__file__).parents[2]
+    ours, theirs = os.pipe()
+    os.write(theirs, bytes(range(len(CHECKS))))
+    os.close(theirs)
     started = [
         subprocess.Popen(
-            [*command, str(part), str(parts)],
-            cwd=root,
+            command,
+            cwd=Path(__file__).parents[2],
             env=environment,
+            stdin=ours,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for part in range(parts)
+        for _ in range(1 if GPU else 2)
     ]
+    os.close(ours)
     return [line for one in started for line in one.communicate(timeout=6 * LIMIT)[0].split("\n")]
 
 

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -222,6 +222,8 @@ class _Scenario:
     weights: Tensor | None = None  # n·w_i, unless all are equal
     shifts: tuple[float, ...] | None = None  # at record level, how far a record moves each client's gradient
     groups: int = 1
+    # By round and chosen clients, what `halves` returns.
+    computed: dict[tuple[int, tuple[int, ...]], list[tuple[Tensor, Tensor]]] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -250,6 +252,14 @@ class _Scenario:
         grads[self.opponent] = -sign * HUGE / 2 * direction
         grads[self.canary] = sign * HUGE * (1.0 if self.present else absent) * direction
         return grads
+
+    def halves(self, round: int, chosen: tuple[int, ...]) -> list[tuple[Tensor, Tensor]]:
+        """Return the chosen clients of each half of all clients, and their gradients, unless there are none."""
+        if (round, chosen) not in self.computed:
+            grads, middle = self.gradients(round), self.clients // 2
+            halves = ([c for c in chosen if c < middle], [c for c in chosen if c >= middle])
+            self.computed[round, chosen] = [(torch.tensor(half), grads[half]) for half in halves if half]
+        return self.computed[round, chosen]
 
     def updates(self, round: int, correction: Tensor | float = 0.0) -> Tensor:
         """Return the clients' updates: the gradients, or where local steps with these gradients lead.
@@ -314,12 +324,10 @@ class _ScenarioEngine:
         *,
         full: bool = False,  # noqa: ARG002
     ) -> Iterator[Block]:
-        chosen = torch.arange(self._scenario.clients) if clients is None else clients
-        grads = self._scenario.gradients(round // self._scenario.steps)  # a round of an engine is one local step
-        first = chosen < self._scenario.clients // 2
-        for part in (chosen[first], chosen[~first]):
-            if len(part):
-                yield Block.of(part, grads[part].clone(), x.new_zeros(len(part)))
+        chosen = tuple(range(self._scenario.clients) if clients is None else clients.tolist())
+        # A round of an engine is one local step.
+        for part, grads in self._scenario.halves(round // self._scenario.steps, chosen):
+            yield Block.of(part, grads.clone(), x.new_zeros(len(part)))
 
 
 @dataclass(frozen=True)
