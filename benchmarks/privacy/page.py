@@ -522,7 +522,11 @@ def _goals(conditions: Conditions, compared: Mapping[Condition, Comparison]) -> 
     if not said:
         return []
     goals = " and ".join(f"{goal:g} % ({split})" for split, goal in GOALS.items())
-    return [f"The goals at {shown(GOAL_EPSILON)} were {goals}. {' '.join(said)}", ""]
+    return [
+        f"For CIFAR-10 with 10,000 clients, each of them protected, the goals at {shown(GOAL_EPSILON)} were {goals}. "
+        f"{' '.join(said)}",
+        "",
+    ]
 
 
 def _leads(compared: Mapping[Condition, Comparison], own: Sequence[Condition]) -> str:
@@ -643,7 +647,7 @@ def _published(held: Held) -> list[str]:
         *found,
         "Record level at (3, 1e-5), each record protected and a trusted server, beside Tramèr and Boneh (2021). The "
         "method of a row is the one with the best validation result; ± is the standard deviation over test seeds. The "
-        f"goal is to be at most {CLOSE:g} points below: {close} of {len(rows)} rows are.{''.join(missed)}",
+        f"goal is to be at most {CLOSE:g} points below; {close} of {len(rows)} rows meet it.{''.join(missed)}",
         "",
         *to_markdown(("study", "method", "test accuracy", "published", "difference"), rows),
         "",

@@ -201,7 +201,7 @@ def test_goals_are_met_or_missed(tmp_path: Path) -> None:
         for split in ("iid", "label")
     ]
     text = written(tmp_path, held)
-    assert "The goals at ε = 8 were 55 % (iid) and 50 % (label)." in text
+    assert "the goals at ε = 8 were 55 % (iid) and 50 % (label)." in text
     assert "The CNN meets one of them, with 51.0 % and 51.0 %." in text
     assert "Softmax regression on fixed features meets both, with 58.0 % and 58.0 %." in text
 
@@ -232,7 +232,7 @@ def test_published_results_stand_beside_ours(tmp_path: Path) -> None:
     held += [made("cifar10-records", other, 3.0, "iid", [0.5, 0.5, 0.5]) | {"validation": 0.6} for other in others]
     text = written(tmp_path, held)
     assert f"| {name} | 67.0 ± 1.0 | 67.0 | +0.0 |" in text
-    assert "1 of 1 rows are." in text
+    assert "1 of 1 rows meet it." in text
     assert "| cifar10-records, iid" not in text  # records are no clients
 
 
@@ -243,7 +243,7 @@ def test_the_method_beside_a_published_result_is_chosen_on_validation_data(tmp_p
     held += [made("cifar10-records", other, 3.0, "iid", [0.69] * 3) | {"validation": 0.6} for other in others]
     text = written(tmp_path, held)
     assert f"| {name} | 66.5 ± 1.0 | 67.0 | -0.5 |" in text
-    assert "0 of 1 rows are. Missed: softmax regression on mirrored scattering features of CIFAR-10 (-0.5)." in text
+    assert "0 of 1 rows meet it. Missed: softmax regression on mirrored scattering features of CIFAR-10 (-0.5)." in text
 
 
 def test_a_model_that_no_method_moves_is_named(tmp_path: Path) -> None:
