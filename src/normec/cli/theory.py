@@ -60,9 +60,9 @@ def bound(
     ] = None,
     as_json: o.Json = False,
 ) -> None:
-    """Compute the bound of Theorem 1, of Theorem 2 with --sigma, or of a variant.
+    """Compute the bound of Theorem 1 or 2, or of a variant.
 
-    Theorems 1 and 2 are printed as the paper states them, corrected, and sharper. Variants are forgetting (--decay),
+    Theorem 2 is that of runs with noise (--sigma). Both are printed as the paper states them, corrected, and sharper. Variants are forgetting (--decay),
     local steps (--local-steps), drawn clients (--sample-rate), and client momentum (--method clip21-sgd2m).
     """
     from .. import theory
