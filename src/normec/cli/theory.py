@@ -62,8 +62,9 @@ def bound(
 ) -> None:
     """Compute the bound of Theorem 1 or 2, or of a variant.
 
-    Theorem 2 is that of runs with noise (--sigma). Both are printed as the paper states them, corrected, and sharper. Variants are forgetting (--decay),
-    local steps (--local-steps), drawn clients (--sample-rate), and client momentum (--method clip21-sgd2m).
+    Theorem 2 is that of runs with noise (--sigma). Both are printed as the paper states them, corrected, and sharper.
+    Variants are forgetting (--decay), local steps (--local-steps), drawn clients (--sample-rate), and client momentum
+    (--method clip21-sgd2m).
     """
     from .. import theory
     from ..errors import UsageError, at_least, one_of
