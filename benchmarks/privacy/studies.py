@@ -144,6 +144,7 @@ _LINEAR = TuningBudget(12, (0,), (2, 3, 4))
 _LONG = (
     ("steps", (0.1, 30.0)),
     ("plain_steps", (1.0, 300.0)),
+    ("adam_steps", (0.01, 1.0)),
     ("server_steps", (3.0, 300.0)),
 )
 _RARE = replace(_LINEAR, roles=_LONG, by="area")
