@@ -6,11 +6,13 @@ Oyallon and Mallat (2015). Every image is transformed and normalised alone, and 
 guarantee for the model on the features covers everything that is learned from the records.
 
 "scattering" normalises the coefficients in groups of channels, as a vector of length one. "root scattering" takes the
-square roots of the coefficients first, which brings large and small ones closer together, and its vectors are `LONG`
-times as long: the gradient of the bias, which is as long as that of the weights if features have length one, is then a
-small part of a record's gradient, so that clipping leaves more of the rest. "mirrored scattering", for photographs,
-first scales each channel by its mean and deviation in synthetic images, and then averages the features of an image and
-of its mirror image: a model need not learn both from noisy gradients.
+square roots of the coefficients, which brings large and small ones closer together, and keeps their `COMPONENTS` main
+components in synthetic images, each divided by the root of its deviation there: gradients get less noise, and no
+direction is much longer than another. Its vectors are `LONG` times as long: the gradient of the bias, which is as long
+as that of the weights if features have length one, is then a small part of a record's gradient, so that clipping leaves
+more of the rest. "mirrored scattering", for photographs, first scales each channel by its mean and deviation in
+synthetic images, and then averages the features of an image and of its mirror image: a model need not learn both from
+noisy gradients.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from normec.models import Softmax
 from normec.problems.client_data import Records
 
 SCALES, ANGLES, GROUPS = 2, 8, 27
-LONG = 5.0
+COMPONENTS, LONG = 1000, 5.0  # of root features
 SYNTHETIC = 4000  # images whose statistics scale the channels of mirrored features
 _AT_ONCE = 500  # images that are transformed together
 _CACHED = 4  # sets of features that are kept: training and test images are the same for several seeds
@@ -52,10 +54,30 @@ def features(images: Tensor) -> Tensor:
     return _vectors(F.group_norm(scattering(images), GROUPS))
 
 
-def root_features(images: Tensor) -> Tensor:
-    """The square roots of each image's coefficients, with their signs, normalised in groups; at most `LONG` long."""
+def root_features(images: Tensor, transform: Transform) -> Tensor:
+    """The main components of the square roots of each image's coefficients, as a vector of length `LONG`.
+
+    Args:
+        images: Images ``[N, C, H, W]`` after `transform`.
+        transform: Applied to synthetic images with values between 0 and 1, from which the components follow.
+    """
+    key = f"{transform} {tuple(images.shape[1:])} {images.device}"
+    if key not in _components:
+        _, channels, *size = images.shape
+        synthetic = synthetic_images(2 * COMPONENTS, channels, max(size))[..., : size[0], : size[1]]
+        roots = _roots(transform(synthetic.to(images.device)))
+        mean = roots.mean(0)
+        values, vectors = torch.linalg.eigh((roots - mean) @ (roots - mean).T)  # of a Gram matrix, the largest last
+        values, vectors = values[-COMPONENTS:], vectors[:, -COMPONENTS:]
+        _components[key] = mean, (roots - mean).T @ (vectors / values**0.75)
+    mean, components = _components[key]
+    found = torch.cat([(_roots(part) - mean) @ components for part in images.split(_AT_ONCE)])
+    return F.normalize(found) * LONG
+
+
+def _roots(images: Tensor) -> Tensor:
     found = scattering(images)
-    return _vectors(F.group_norm(found.sign() * found.abs().sqrt(), GROUPS)).mul_(LONG)
+    return _vectors(F.group_norm(found.sign() * found.abs().sqrt(), GROUPS))
 
 
 def mirrored_features(images: Tensor, transform: Transform) -> Tensor:
@@ -97,6 +119,7 @@ def _vectors(normalised: Tensor) -> Tensor:
     return flat / math.sqrt(flat.shape[1])
 
 
+_components: dict[str, tuple[Tensor, Tensor]] = {}  # the mean of synthetic images, and their main components
 _cache: dict[str, Tensor] = {}
 
 
@@ -113,8 +136,8 @@ def with_features(problem: Problem, kind: str = "scattering") -> Problem:
     """
     one_of(_KINDS, features=kind)
     transform = problem.transform if problem.transform is not None else torch.Tensor.float
-    mirrored = partial(mirrored_features, transform=transform)
-    by_kind: dict[str, Transform] = dict(zip(_KINDS, (features, root_features, mirrored), strict=True))
+    kinds = features, partial(root_features, transform=transform), partial(mirrored_features, transform=transform)
+    by_kind: dict[str, Transform] = dict(zip(_KINDS, kinds, strict=True))
     computed = by_kind[kind]
 
     def pairs(records: Records) -> tuple[TensorDataset, list[int]]:

@@ -231,7 +231,7 @@ def test_published_results_stand_beside_ours(tmp_path: Path) -> None:
     assert "| 67.0 |" not in written(tmp_path, held)  # as long as others are missing
     held += [made("cifar10-records", other, 3.0, "iid", [0.5, 0.5, 0.5]) | {"validation": 0.6} for other in others]
     text = written(tmp_path, held)
-    assert f"| {name} | 67.0 ± 1.0 | 67.0 | +0.0 |" in text
+    assert f"| {name} | 67.0 ± 1.0 | 67.0 | +0.00 |" in text
     assert "1 of 1 rows meet it." in text
     assert "| cifar10-records, iid" not in text  # records are no clients
 
@@ -242,8 +242,9 @@ def test_the_method_beside_a_published_result_is_chosen_on_validation_data(tmp_p
     held = [made("cifar10-records", name, 3.0, "iid", [0.6649] * 3) | {"validation": 0.7}]
     held += [made("cifar10-records", other, 3.0, "iid", [0.69] * 3) | {"validation": 0.6} for other in others]
     text = written(tmp_path, held)
-    assert f"| {name} | 66.5 ± 1.0 | 67.0 | -0.5 |" in text
-    assert "0 of 1 rows meet it. Missed: softmax regression on mirrored scattering features of CIFAR-10 (-0.5)." in text
+    assert f"| {name} | 66.5 ± 1.0 | 67.0 | -0.51 |" in text
+    assert "0 of 1 rows meet it. Missed by 0.01 points on softmax regression on mirrored scattering features" in text
+    assert "with 70.0 % on validation data." in text
 
 
 def test_a_model_that_no_method_moves_is_named(tmp_path: Path) -> None:
