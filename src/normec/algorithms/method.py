@@ -358,8 +358,8 @@ class Steps:
         self.method = self._own  # what cannot be copied is refused now
         client, server = method.client_init(x.clone()), method.server_init(x.clone())
         self._single_client, self._single_server = isinstance(client, Tensor), isinstance(server, Tensor)
-        self.initial_client_state = self._named(client, MEMORY, "client_init")
-        self.initial_server_state = self._named(server, ESTIMATE, "server_init")
+        self.initial_client_state = self._all_kept(self._named(client, MEMORY, "client_init"))
+        self.initial_server_state = self._all_kept(self._named(server, ESTIMATE, "server_init"))
         self.stateful = bool(self.initial_client_state)
         self.has_memory = MEMORY in self.initial_client_state and self.initial_client_state[MEMORY].shape == x.shape
         self.ignores_absence = "absent" not in overrides(method, "absent")
@@ -394,7 +394,7 @@ class Steps:
         """The server's public numbers of the next round; None where the method has none."""
         if not self.broadcasts:
             return None
-        return self._named(self._own.broadcast(self._as_server(state)), ESTIMATE, "broadcast")
+        return self._all_kept(self._named(self._own.broadcast(self._as_server(state)), ESTIMATE, "broadcast"))
 
     def local_correction(self, state: Tables, public: Tables | None) -> Tensor:
         """Return what is added to the gradients of the clients' local steps, ``[c, d]``."""
@@ -466,7 +466,7 @@ class Steps:
             raise self._wrong("server_step", f"must return a direction of {self._dimension} numbers")
         if new.keys() != state.keys() or any(new[name].shape != state[name].shape for name in state):
             raise self._wrong("server_step", "must return a state named and shaped like server_init's")
-        return direction, new
+        return self._kept(direction), self._all_kept(new)
 
     def _as_client(self, state: Tables) -> State:
         return state[MEMORY] if self._single_client else state
@@ -478,11 +478,14 @@ class Steps:
         found = self._named(given, MEMORY, where)
         if found.keys() != like.keys() or any(found[name].shape != like[name].shape for name in like):
             raise self._wrong(where, "must return a state named and shaped like client_init's, a row for each client")
-        return {name: self._kept(value) for name, value in found.items()}
+        return self._all_kept(found)
 
     def _kept(self, given: Tensor) -> Tensor:
-        """What a function returned, in memory of its own where the next call is for another client."""
+        """What a function returned, in memory of its own, unless all clients are shown to it at once."""
         return given.clone() if self.one_by_one else given
+
+    def _all_kept(self, given: Tables) -> Tables:
+        return {name: self._kept(value) for name, value in given.items()}
 
     def _named(self, given: State, single: str, where: str) -> Tables:
         if isinstance(given, Tensor):

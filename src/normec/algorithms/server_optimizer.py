@@ -98,6 +98,7 @@ class ServerOptimizer:
                 "server_optimizer must be a name such as 'adam', a normec.ServerOptimizer, or a function from "
                 f"parameters to a torch optimizer, got {type(optimizer).__name__}"
             )
+        self.known = False  # until it was tried
         made = self._checked()
         self._kind = type(made)
         self.name = self.name or self._kind.__name__.lower()
@@ -212,6 +213,7 @@ class OptimizerSteps:
         from torch import nn
 
         self._parameter = nn.Parameter(x.detach().clone())
+        self._known = declared.known  # another one may keep its state where code of the clients writes
         self._optimizer = declared.build(self._parameter)
         self._group = self._optimizer.param_groups[0]
         self._start = dict(self._group)
@@ -241,7 +243,7 @@ class OptimizerSteps:
         tables: Tables = {}
         for name, value in self._optimizer.state[self._parameter].items():
             if isinstance(value, Tensor):
-                tables[f"state.{name}"] = value.detach()
+                tables[f"state.{name}"] = value.detach() if self._known else value.detach().clone()
             elif type(value) in (int, float):
                 tables[f"number.{name}"] = _number(value)
             elif value is not None:

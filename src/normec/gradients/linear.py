@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,15 @@ def fits(problem: Problem) -> bool:
     return losses.get(type(problem.model)) is problem.loss and problem.augment is None
 
 
+class _Batch(NamedTuple):
+    """Padded records of a block, ``[c, B, …]``; the weight of padding is 0. `squares` are ‖x_j‖², if they are kept."""
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+    squares: Tensor | None = None
+
+
 class LinearEngine(BlockEngine):
     """Computes the closed form in blocks of clients."""
 
@@ -57,7 +66,7 @@ class LinearEngine(BlockEngine):
         self._block = max(1, _BLOCK_FLOATS // max(widest, len(problem.x0)))
         self._owned = torch.nn.utils.rnn.pad_sequence(list(records.rows), batch_first=True)
         # The keys of both are the first clients of blocks.
-        self._whole: dict[int, tuple[Tensor, Tensor, Tensor]] = {}  # all records of the block, padded
+        self._whole: dict[int, _Batch] = {}  # all records of the block
         # The first of the rounds that are drawn ahead, and the record numbers [rounds, c, B].
         self._ahead: dict[int, tuple[int, Tensor]] = {}
         # Batches of a fixed size, and which clients have enough records for one; these records have equal weights.
@@ -96,7 +105,7 @@ class LinearEngine(BlockEngine):
         value, slope = self._problem.penalised(x)
         for chunk in chunks:
             padded = self._drawn(chunk, round, everyone=clients is None, full=full)
-            losses, grads = self._gradients(x, *padded)
+            losses, grads = self._gradients(x, padded)
             if slope is not None:
                 losses, grads = losses + value, grads.add_(slope)
             yield Block.of(chunk, grads, losses)
@@ -107,7 +116,7 @@ class LinearEngine(BlockEngine):
 
     def batch(self, clients: Tensor, step: int | Tensor, *, everyone: bool) -> Sequence[Tensor]:
         """Return the padded records of the clients of one group in a step."""
-        return self._drawn(clients, step, everyone=everyone)
+        return self._drawn(clients, step, everyone=everyone)[:3]
 
     def gradients_at(
         self,
@@ -117,8 +126,7 @@ class LinearEngine(BlockEngine):
         batch: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Return losses ``[c]`` and gradients at the clients' points ``[c, d]``."""
-        inputs, targets, weights = batch
-        losses, grads = self._gradients(points, inputs, targets, weights)
+        losses, grads = self._gradients(points, _Batch(*batch))
         penalty = self._problem.penalty
         if penalty is None:
             return losses, grads
@@ -129,9 +137,7 @@ class LinearEngine(BlockEngine):
                 slopes, penalties = vmap(grad_and_value(penalty))(points)
         return losses + penalties, grads.add_(slopes)
 
-    def _drawn(
-        self, clients: Tensor, round: int | Tensor, *, everyone: bool, full: bool = False
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _drawn(self, clients: Tensor, round: int | Tensor, *, everyone: bool, full: bool = False) -> _Batch:
         """Return the padded records of a block in a round; `everyone`: the same block is asked for in every round."""
         batches, first = self._batches, int(clients[0])
         if batches is not None and not full:
@@ -144,7 +150,8 @@ class LinearEngine(BlockEngine):
         if not everyone:
             return self._padded(clients, None, self._sizes[clients].double())
         if first not in self._whole:
-            self._whole[first] = self._padded(clients, None, self._sizes[clients].double())
+            found = self._padded(clients, None, self._sizes[clients].double())
+            self._whole[first] = found if self._clip is None else found._replace(squares=found.inputs.square().sum(-1))
         return self._whole[first]
 
     def _ahead_of(self, first: int, clients: Tensor, batches: Batches, round: int) -> Tensor:
@@ -157,17 +164,14 @@ class LinearEngine(BlockEngine):
             self._ahead[first] = (begun, numbers)
         return numbers[round - begun]
 
-    def _full_batches(self, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _full_batches(self, numbers: Tensor) -> _Batch:
         """Return what `_padded` would for batches of equal length, which need no padding."""
         inputs, dtype = self._gathered(numbers), self._problem.x0.dtype
         if self._problem.transform is not None:
             inputs = self._transformed(inputs, torch.full((len(numbers),), numbers.shape[1]))
-        return inputs.flatten(2).to(dtype), self._records.targets[numbers], self._equal.expand(numbers.shape)
+        return _Batch(inputs.flatten(2).to(dtype), self._records.targets[numbers], self._equal.expand(numbers.shape))
 
-    def _padded(
-        self, clients: Tensor, rows: tuple[Tensor, Tensor] | None, divisors: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return inputs [c, B, features], targets [c, B] and weights [c, B]; the weight of padding is zero."""
+    def _padded(self, clients: Tensor, rows: tuple[Tensor, Tensor] | None, divisors: Tensor) -> _Batch:
         owned = self._owned[clients.to(self._owned.device)]
         if rows is None:
             lengths = self._sizes[clients]
@@ -182,7 +186,7 @@ class LinearEngine(BlockEngine):
         if int(lengths.min()) < numbers.shape[1]:  # the table is padded with records of another client
             inputs.masked_fill_(~present[..., None], 0)
         weights = present / divisors.to(inputs.device)[:, None]
-        return inputs, self._records.targets[numbers], weights.to(inputs.dtype)
+        return _Batch(inputs, self._records.targets[numbers], weights.to(inputs.dtype))
 
     def _gathered(self, numbers: Tensor) -> Tensor:
         """Return the inputs of the records `numbers` ``[c, B]``; on a CPU, indexing by a table takes twice as long."""
@@ -209,8 +213,9 @@ class LinearEngine(BlockEngine):
                     held[client, :length] = one(inputs[client, :length]).flatten(1)
         return held
 
-    def _gradients(self, x: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradients(self, x: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:
         """Return losses and gradients at x, which is ``[d]`` for all clients or ``[c, d]``."""
+        inputs, targets, weights, squares = batch
         features = inputs.shape[-1]
         if self._binary:
             logits = inputs @ x if x.ndim == 1 else (inputs @ x[..., None])[..., 0]
@@ -226,7 +231,7 @@ class LinearEngine(BlockEngine):
             slopes = logs.exp() - F.one_hot(targets, classes)
         shares = shares_of_bias = weights
         if self._clip is not None:
-            inner = (inputs * inputs).sum(-1)
+            inner = inputs.square().sum(-1) if squares is None else squares
             # Squares below the normal numbers count as the smallest reliable one, so the norm is never too small.
             outer = (slopes * slopes).sum(-1).clamp_min(smallest_reliable_norm(slopes.dtype) ** 2)
             if self._clip.by_layer and not self._binary:

@@ -92,12 +92,16 @@ def delta(epsilon: float, mu: float) -> float:
     return math.exp(log_delta(epsilon, mu))
 
 
-@lru_cache(maxsize=1024)  # an audit asks for those of the same rounds in each of its runs
 def epsilon(mu: float, delta: float) -> float:
     """The smallest ε >= 0 for which μ-GDP implies (ε, δ)-DP, rounded up in the last digits, never down.
 
     Solved for x = ε/μ − μ/2: since δ(ε) <= Φ(−x), the root lies in [−μ/2, −Φ⁻¹(δ)].
     """
+    return _epsilon(float(mu), float(delta))
+
+
+@lru_cache(maxsize=1024)  # an audit asks for those of the same rounds in each of its runs
+def _epsilon(mu: float, delta: float) -> float:
     open_unit(delta=delta)
     _known_mu(mu)
     if mu > 1e150:

@@ -190,16 +190,16 @@ def _check_leaves(batch: Any, count: int, client: int) -> None:
 
 def own_item(item: Any) -> Any:
     """Return a copy of an item of a data set, which may use the same memory for the next one."""
-    if isinstance(item, Tensor):
-        return item.clone()
-    if type(item) in (tuple, list):
-        return type(item)(map(own_item, item))
-    if type(item) is dict:
-        return {key: own_item(value) for key, value in item.items()}
+    return tree_map(_own_leaf, item)
+
+
+def _own_leaf(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().clone()
     try:
-        return copy.deepcopy(item)
-    except Exception:  # for example, it holds an open file
-        return item
+        return copy.deepcopy(leaf)
+    except Exception:  # for example, an open file
+        return leaf
 
 
 def _in_tensors(item: Any) -> Any:

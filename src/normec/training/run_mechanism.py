@@ -178,6 +178,12 @@ def assumptions(
         notes.append(f"the profile holds times of operations on the clients' records, which are {NOT_COVERED}")
     if isinstance(problem, Problem) and problem.shown:
         notes.append(f"the {problem.shown[0]} set contains records of the clients: results on it are {NOT_COVERED}")
+    if isinstance(problem, Problem) and problem.repeated and privacy.unit == "client":
+        notes.append(
+            "some records lie in the data of several clients, or several times in one's: epsilon is that of one "
+            "client's data, and says nothing about a person who is in several; if a loader reuses its memory, give "
+            "each client a copy"
+        )
     if isinstance(problem, Problem) and problem.perhaps_shown:
         notes.append(
             f"the {problem.perhaps_shown[0]} set uses the same memory as the clients' data, in a class of the user's "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from normec import DPSGD, Clip, Method, Privacy, Problem, UsageError, train
 from normec import distributed as cluster
 from normec.data.augment import Augment
+from normec.problems.batch_form import own_item
 
 CLIENTS, RECORDS, BOUND = 6, 4, 1e-3
 Kept = dict[tuple[Any, ...], Tensor]
@@ -204,3 +205,89 @@ def test_a_data_set_that_returns_the_same_memory_has_different_records(kind: str
     how: dict[str, Any] = {"lr": 0.1, "rounds": 2, "seed": 0, "privacy": Privacy(sigma=1e-12, unit="record")}
     x = [train(Problem(network(), F.cross_entropy, sets), DPSGD(Clip(1.0)), **how).x for sets in (found, usual)]
     torch.testing.assert_close(x[0], x[1], rtol=0, atol=1e-6)
+
+
+class KeptServer(Method):
+    """Momentum at the server, whose state lies where `message` writes too."""
+
+    bound = 1.0
+
+    def server_init(self, x: Tensor) -> Tensor:
+        return torch.zeros_like(x)
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        out = _MESSAGES.setdefault((update.shape, update.dtype), torch.empty_like(update))
+        return torch.mul(update, 1 / update.norm(dim=-1, keepdim=True).clamp(min=1), out=out), state
+
+    def server_step(self, mean_message: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        out = _MESSAGES.setdefault(((1, *state.shape), state.dtype), torch.empty_like(state)[None])
+        new = torch.add(0.5 * state, mean_message, out=out[0])
+        return new.clone(), new
+
+
+class KeptPublic(KeptServer):
+    """Messages that begin at a public centre, which lies where messages are written."""
+
+    def broadcast(self, state: Tensor) -> dict[str, Tensor]:
+        out = _MESSAGES.setdefault(((1, *state.shape), state.dtype), torch.empty_like(state)[None])
+        return {"centre": out[0].copy_(state)}
+
+    def message(  # type: ignore[override]
+        self, update: Tensor, state: Any, key: Any, public: dict[str, Tensor]
+    ) -> tuple[Tensor, Any]:
+        return super().message(update + 1000 * public["centre"], state, key)
+
+
+def heavy_ball(parameters: Any) -> torch.optim.Optimizer:
+    class HeavyBall(torch.optim.Optimizer):
+        def __init__(self) -> None:
+            super().__init__(parameters, {"lr": 0.1})
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+            (p,) = self.param_groups[0]["params"]
+            out = KeptClip.kept.setdefault(((1, *p.shape), p.dtype), torch.empty_like(p)[None])
+            before = self.state[p].get("velocity", torch.zeros_like(p))
+            self.state[p]["velocity"] = torch.add(0.5 * before, p.grad, out=out[0])
+            p.data.sub_(self.param_groups[0]["lr"] * out[0])
+
+    return HeavyBall()
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [(KeptServer(), None), (KeptPublic(), None), (DPSGD(KeptClip()), heavy_ball)],
+    ids=["server step", "broadcast", "server optimizer"],
+)
+def test_the_server_s_numbers_do_not_lie_where_messages_are_written(method: Method, optimizer: Any) -> None:
+    """Every message is along the first coordinate, and one client moves each mean by at most 2/n."""
+
+    def path(last: float) -> Tensor:
+        how: dict[str, Any] = {"server_optimizer": optimizer} if optimizer is not None else {}
+        privacy = Privacy(sigma=1e-9)
+        return train(functions(last), method, lr=0.1, rounds=4, privacy=privacy, seed=0, **how).x
+
+    honest = 0.1 * 2 / CLIENTS * sum(2 - 0.5**k for k in range(4))
+    assert (path(5.0) - path(-5.0)).norm() <= honest * (1 + 1e-6)
+
+
+def test_clients_that_hold_the_same_memory_are_noted() -> None:
+    kept, targets = torch.zeros(RECORDS, 3), torch.arange(RECORDS) % 2
+    sets = [TensorDataset(kept.copy_(one.tensors[0]), targets) for one in data(1.0)]
+    run = train(
+        Problem(network(), F.cross_entropy, sets), DPSGD(Clip(1.0)), lr=0.1, rounds=1, privacy=Privacy(epsilon=8)
+    )
+    assert any("if a loader reuses its memory" in note for note in run.privacy.notes)
+
+
+class Pair(NamedTuple):
+    inputs: Tensor
+    target: Tensor
+
+
+def test_items_of_any_structure_are_copied() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    kept = weight * 2  # deepcopy refuses it
+    copied = own_item(Pair(kept, torch.tensor(1)))
+    assert isinstance(copied, Pair)
+    assert copied.inputs.data_ptr() != kept.data_ptr()
+    torch.testing.assert_close(copied.inputs, kept.detach())

@@ -30,16 +30,18 @@ def client_message(
     if grad.shape != x.shape:
         raise UsageError(f"the gradient has shape {tuple(grad.shape)}, x has {tuple(x.shape)}")
     key = Key(Stream(request.plan.seed, "operator"), request.round, torch.tensor([request.index]))
-    messages, draft = steps.message(grad.detach().to(x)[None], as_used(client, x), key, public)
+    # The functions of a method may write to what they get, and to what they returned before.
+    messages, draft = steps.message(grad.detach().to(x, copy=True)[None], as_used(client, x), key, public)
+    draft = {name: rows.detach().clone() for name, rows in draft.items()}
     if request.plan.records is not None:
         # The rule for records needs the constant of Ψ at every memory that the server may return. In float32 a norm may
         # overflow, and then one record decides whether the message is zero.
         wide = x.double()
         given = as_used(public, wide) if public is not None else None
-        messages, _ = steps.message(grad.detach().to(wide)[None], as_used(client, wide), key, given)
+        messages, _ = steps.message(grad.detach().to(wide, copy=True)[None], as_used(client, wide), key, given)
     # Noise on a grid is added before the message of a record-level run is rounded to the precision of x.
     exact = request.plan.records is not None and request.privacy.noise not in ("seeded", "none")
-    messages = messages.detach().to(torch.float64 if exact else x.dtype)
+    messages = messages.detach().to(torch.float64 if exact else x.dtype, copy=True)
     if not bool(torch.isfinite(messages).all()):
         raise UsageError("the message is not finite; check the data and the loss at this x")
     length = float(norms(messages))
@@ -47,8 +49,8 @@ def client_message(
         raise UsageError(f"the message has norm {length:.6g}, above the bound {request.privacy.bound:g}")
     # The memory changes when the server has accepted the message. A failure must show now, because the server would
     # notice it then.
-    steps.commit(as_used(draft, x), messages.to(x.dtype))
-    draft = {name: _shared(rows.detach(), client[name]) for name, rows in draft.items()}
+    steps.commit(as_used(draft, x), messages.to(x.dtype, copy=True))
+    draft = {name: _shared(rows, client[name]) for name, rows in draft.items()}
     return messages[0], draft, float(loss)
 
 
