@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -197,3 +199,32 @@ def test_only_imports_that_run_are_counted(tmp_path: Path) -> None:
     (package / "low.py").write_text("import made.top")
     with pytest.raises(pytest.fail.Exception, match=r"made\.low|made\.top"):
         refuse_cycles(imports(package))
+
+
+WITHOUT_EXTRAS = """
+import importlib.abc, sys
+
+EXTRAS = {extras!r}
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import torch, normec
+clients = [torch.utils.data.TensorDataset(torch.randn(4, 3), torch.arange(4) % 2) for _ in range(3)]
+problem = normec.Problem(torch.nn.Linear(3, 2), torch.nn.functional.cross_entropy, clients=clients)
+for method in (normec.NormEC(), "normec"):
+    normec.train(problem, method, lr=0.1, rounds=2, seed=0)
+"""
+EXTRAS = (
+    *("sklearn", "PIL", "matplotlib", "dp_accounting", "scipy", "cryptography", "opendp", "typer", "click", "rich"),
+    *("pydantic", "tomli_w", "pyarrow", "tensorboard", "mlflow", "ray", "flwr", "msgspec", "transformers", "peft"),
+)
+
+
+def test_training_without_privacy_needs_no_extra(tmp_path: Path) -> None:
+    code = WITHOUT_EXTRAS.format(extras=EXTRAS)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert not done.returncode, done.stderr

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from normec import DPSGD, Clip, Privacy, train
-from normec.algorithms.catalogue import CATALOGUE
+from normec.algorithms.catalogue import CATALOGUE, FOR_RECORDS
 from normec.cli.app import run
 from normec.experiments import build, methods, runs
 from normec.experiments.resolve import resolved
 from normec.privacy import Setting, release
 from normec.privacy.mechanism import facts_of
 from normec.settings import make
-from normec.settings.data_defaults import FOR_RECORDS, usual_settings
+from normec.settings.data_defaults import usual_settings
 from normec.storage.history import NOT_COVERED
 
 HEART: dict[str, Any] = {"data": "heart-disease", "unit": "record", "epsilon": 1.0}

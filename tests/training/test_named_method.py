@@ -21,9 +21,9 @@ from normec import (
     UsageError,
     train,
 )
+from normec.algorithms.catalogue import FOR_RECORDS
 from normec.experiments import build, methods
 from normec.settings import make
-from normec.settings.data_defaults import FOR_RECORDS
 from normec.training.named_method import for_records, method_of, rounds_of_method
 
 from ..support.runs import problem

@@ -227,6 +227,26 @@ CATALOGUE: Mapping[str, Entry] = {
         local={"local_steps": 5, "local_lr": 0.3},
     ),
 }
+
+# The methods that a rule for clipped records covers (R4), with the settings that they use for protected records.
+#
+# At client level a bounded message is all that counts, so alpha and tau are small there. Here the noise follows
+# L (s + e_k), with L = 1/alpha for normalisation and 1 for clipping, s the largest share of a record in its client's
+# gradient, and e_k what the memory holds of it. With a small alpha this exceeds 2b, and clipping the records gains
+# nothing. So alpha and tau are larger than the gradients, which are shorter than 1 as all records are, and memories
+# forget quickly, which keeps e_k a small multiple of s.
+#
+# The values except those of dpsgd-clip won on validation data, a fifth of the training records, of digits,
+# breast_cancer and 4,000 records of a9a, with 20, 10 and 20 clients that are alike and softmax regression: the best
+# mean accuracy over 3 seeds, local trust and secure sums, and ε = 1, 2 and 8, rounded. gd has those of dpsgd-clip.
+FOR_RECORDS: Mapping[str, Settings] = {
+    "dpsgd-clip": {"tau": 1.0, "lr": 2.0},
+    "dpsgd-norm": {"alpha": 3.0, "lr": 8.0, "rounds": 50},
+    "normec": {"alpha": 10.0, "beta": 1.0, "decay": 0.5, "server_norm": False, "lr": 20.0, "rounds": 50},
+    "clip21": {"tau": 10.0, "decay": 0.5, "lr": 5.0, "rounds": 20},
+    "gd": {"lr": 2.0, "rounds": 200},
+}
+
 METHODS = tuple(CATALOGUE)
 PRIVATE_METHODS = tuple(name for name, entry in CATALOGUE.items() if entry.private is not None)
 PAPER_METHODS = ("normec", "clip21", "ef21", "dpsgd-norm", "dpsgd-clip", "gd")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
-from ..algorithms.catalogue import CATALOGUE, METHODS, ROUNDS, Entry
+from ..algorithms.catalogue import CATALOGUE, FOR_RECORDS, METHODS, ROUNDS, Entry
 from ..algorithms.local_steps import LocalSteps
 from ..algorithms.method import Method
 from ..algorithms.registry import find
@@ -14,7 +14,6 @@ from ..algorithms.server_optimizer import ServerOptimizer
 from ..errors import UsageError, non_negative, one_of
 from ..problems.objective import Objective
 from ..sampling.participation import Everyone, FixedSize, Participation, Poisson, Rotation
-from ..settings.data_defaults import FOR_RECORDS
 
 _LARGEST = 3e38  # a longer step leaves the range of float32
 
