@@ -108,7 +108,7 @@ class Method:
     """
 
     noise_path: ClassVar[str] = ""
-    """Why the way of noise from a message to the model is no linear function, where no setting would change that.
+    """Why noise in a message does not reach the model linearly, if no setting would change that.
 
     Whatever needs `linear_server` or `noise_response` repeats it when it refuses the method.
     """
@@ -323,7 +323,7 @@ def noise_response(method: Method, dimension: int) -> tuple[float, float] | None
 
 
 def unknown_noise(method: Method, instead: str) -> str:
-    """Why the way of noise from a message to the model is not known for a method, and what to use `instead`."""
+    """Say why it is not known how noise in a message reaches the model, and what to use `instead`."""
     if getattr(method, "server_norm", False):
         return f"its server normalises the step; use server_norm = false, or {instead}"
     return f"{method.noise_path or 'its class does not state it'}; use {instead}"
@@ -345,8 +345,8 @@ class Steps:
             one_by_one: Show the client's functions one client at a time, and call every function on a copy of the
                 method that has seen nothing before. What they return is copied before the next call, which may write
                 to the same memory. So whatever they do, and whatever they leave in the method's attributes, they mix
-                no clients and tell the server nothing. The copies are of the method as it is now:
-                what the caller changes in it later has no effect (`refuse_changes`).
+                no clients and tell the server nothing. The copies are of the method as it is now: what the caller
+                changes in it later has no effect (`refuse_changes`).
         """
         if overrides(method, "client_step"):
             raise UsageError(

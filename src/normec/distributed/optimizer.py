@@ -237,8 +237,8 @@ class ClientOptimizer(Optimizer):
         self._steps.refuse_changes()
         if self._noise is not None:
             self._flat.refuse_shared_statistics()
-        if self._noise is not None and (mode := active_mode()):
-            raise UsageError(f"{mode} is active and would see several clients together; call step() without it")
+            if mode := active_mode():
+                raise UsageError(f"{mode} is active and would see several clients together; call step() without it")
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
         messages, draft, faults = self._messages()
