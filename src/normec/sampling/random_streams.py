@@ -61,15 +61,10 @@ def seed_in_secret(secret: int, device: torch.device, *path: object) -> None:
     torch.default_generator.set_state(state)
 
 
-def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Apply ten rounds of Philox 4x32 to int64 tensors that hold 32-bit words; `key` has 64 bits."""
-    return philox_on_host(counter, key) if counter[0].device.type == "cpu" else philox_in_tensors(counter, key)
-
-
 def philox_in_tensors(
     counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`philox` on any device."""
+    """Apply ten rounds of Philox 4x32 to int64 tensors that hold 32-bit words; `key` has 64 bits."""
     c0, c1, c2, c3 = counter
     k0, k1 = key & _MASK, (key >> 32) & _MASK
     for _ in range(10):
@@ -85,17 +80,8 @@ def philox_in_tensors(
     return c0, c1, c2, c3
 
 
-def philox_on_host(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`philox` in NumPy, which takes a fraction of the time: fewer and shorter operations, on arrays in the cache."""
-    shape = counter[0].shape
-    words = np.stack([word.numpy().reshape(-1) for word in counter]).view(np.uint64)
-    _philox_in_place(words, key)
-    c0, c1, c2, c3 = torch.from_numpy(words.view(np.int64)).view(4, *shape)
-    return c0, c1, c2, c3
-
-
-def _philox_in_place(words: NDArray[np.uint64], key: int) -> None:
-    """Replace counters ``[4, count]`` of 32-bit words by their random words."""
+def philox_in_place(words: NDArray[np.uint64], key: int) -> None:
+    """The same for counters ``[4, count]`` on the host, in NumPy, which takes a fraction of the time."""
     multipliers = np.array(_MULTIPLIERS, np.uint64)[:, None]
     keys = np.array([[key & _MASK], [(key >> 32) & _MASK]], np.uint64)
     keys = (keys + np.arange(10, dtype=np.uint64) * np.array(_INCREMENTS, np.uint64)[:, None]) & np.uint64(_MASK)
@@ -144,7 +130,7 @@ class Stream:
         words = np.empty((4, len(clients), (count + 1) // 2), np.uint64)
         words[0], words[1] = np.arange(words.shape[2]), clients.numpy()[:, None]
         words[2], words[3] = steps & _MASK, steps >> 32
-        _philox_in_place(words.reshape(4, -1), key)
+        philox_in_place(words.reshape(4, -1), key)
         pairs = np.empty((*words.shape[1:], 2), np.int64)
         for half in range(2):  # both halves have 32 bits, so that their numbers have 63
             np.bitwise_xor(words[2 * half] << np.uint64(31), words[2 * half + 1], out=pairs[..., half].view(np.uint64))
