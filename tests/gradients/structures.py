@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -147,6 +148,53 @@ def _text(**how: bool) -> Case:
     return Case(lambda: GPT(**how), (POSITIONS,), per_position, "tokens", "positions")
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer of some kind, and the class of its outputs and its last states."""
+
+    def __init__(self, kind: type[nn.LSTM | nn.GRU | nn.RNN], **options: Any) -> None:
+        super().__init__()
+        self.table = nn.Embedding(VOCABULARY, WIDTH)
+        self.layer = kind(WIDTH, WIDTH, batch_first=True, **options)
+        self.head = nn.LazyLinear(CLASSES)
+        self(torch.zeros(2, POSITIONS, dtype=torch.int64))
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        outputs, last = self.layer(self.table(numbers))
+        states = last if isinstance(last, tuple) else (last,)
+        parts = [outputs.mean(1), *(state.transpose(0, 1).flatten(1) for state in states)]
+        found: Tensor = self.head(torch.cat(parts, 1))
+        return found
+
+
+class Decoder(nn.Module):
+    """A GRU that takes the sequence first, begins in a state that is computed, and has a frozen weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.head = nn.Linear(3, 4), nn.Linear(4, CLASSES)
+        self.layer = nn.GRU(3, 4)
+        self.layer.weight_hh_l0.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, _ = self.layer(x.transpose(0, 1), self.start(x[:, 0])[None])
+        found: Tensor = self.head(outputs[-1])
+        return found
+
+
+def _recurrent(kind: type[nn.LSTM | nn.GRU | nn.RNN], **options: Any) -> Case:
+    return Case(lambda: Recurrent(kind, **options), (POSITIONS,), inputs="tokens")
+
+
+RECURRENT: dict[str, Case] = {
+    "lstm": _recurrent(nn.LSTM),
+    "lstm, two layers, both ways": _recurrent(nn.LSTM, num_layers=2, bidirectional=True),
+    "lstm without biases": _recurrent(nn.LSTM, bias=False),
+    "gru, two layers": _recurrent(nn.GRU, num_layers=2),
+    "gru, sequence first": Case(Decoder, (4, 3)),
+    "rnn": _recurrent(nn.RNN, bidirectional=True),
+    "rnn of relus": _recurrent(nn.RNN, nonlinearity="relu"),
+}
+
 STRUCTURES: dict[str, Case] = {
     "gpt": _text(),
     "gpt with tied weights": _text(tied=True),
@@ -159,4 +207,5 @@ STRUCTURES: dict[str, Case] = {
     "mobile": Case(mobile, (2, 6, 6)),
     "transposed convolutions": Case(transposed, (2, 3, 3)),
     "padded embedding": Case(padded, (POSITIONS,), inputs="tokens"),
+    **RECURRENT,
 }

@@ -148,9 +148,22 @@ def test_a_layer_without_a_rule_is_computed_by_operation(layer: str) -> None:
     assert apart(everything(shared, of), everything(loop, of)) < CLOSE
 
 
+class Kept(nn.Linear):
+    """A layer that uses its weight by a list of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 6)
+        self.kept = [self.weight]
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input @ self.kept[0]
+
+
 REFUSED: dict[str, Callable[[], nn.Module]] = {
     "Dropout draws random numbers": lambda: nn.Dropout(0.1),
-    "LSTM keeps its parameters in a list": lambda: nn.LSTM(6, 6),
+    "LSTM draws random numbers": lambda: nn.LSTM(6, 6, num_layers=2, dropout=0.1),
+    "LSTM with proj_size": lambda: nn.LSTM(6, 6, proj_size=2),
+    "Kept keeps its parameters in a list": Kept,
 }
 
 

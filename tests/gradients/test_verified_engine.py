@@ -147,7 +147,7 @@ def recurrent() -> nn.Module:
 
 
 class Last(nn.LSTM):
-    """The last state of an LSTM, which keeps its weights in a list."""
+    """The last output of an LSTM."""
 
     def __init__(self) -> None:
         super().__init__(2, 4, batch_first=True)
@@ -163,7 +163,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str | None]] = {
     "dropout in a function": (Drops, "draws random numbers"),
     "a branch on data": (Branches, "reads values"),
     "item": (Looks, "reads values"),
-    "an LSTM": (recurrent, "Last keeps its parameters in a list"),
+    "an LSTM": (recurrent, None),
     "mixed records": (Mixes, None),
     "a weight used past its layer": (Passes, None),
     "a weight read past its layer": (Reads, None),

@@ -40,16 +40,17 @@ class RefuseOwnVmapRules(TorchFunctionMode):
     Args:
         error: The type of the error.
         allowed: Functions of this library with vmap rules.
+        modes: Dispatch modes of PyTorch that may be active, such as that of a tracer. Subclasses may not.
     """
 
-    def __init__(self, error: type[Exception], allowed: Collection[type] = ()) -> None:
+    def __init__(self, error: type[Exception], allowed: Collection[type] = (), modes: Collection[type] = ()) -> None:
         super().__init__()
-        self._error, self._allowed = error, allowed
+        self._error, self._allowed, self._modes = error, allowed, modes
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        if torch._C._len_torch_dispatch_stack():
-            raise self._error(_MODES)
+        for mode in dispatch._get_current_dispatch_mode_stack():
+            self.check_mode(mode)
         with ExitStack() as stack:
             try:
                 stack.enter_context(torch.autograd.graph.disable_saved_tensors_hooks(_HOOKS))
@@ -83,8 +84,10 @@ class RefuseOwnVmapRules(TorchFunctionMode):
             name = function.name() if isinstance(function, OpOverload) else getattr(function, "__name__", "a function")
             raise self._error(_reason(name))
 
-    def check_mode(self) -> None:
-        raise self._error(_MODES)
+    def check_mode(self, mode: object) -> None:
+        """Raise the error if this dispatch mode must not be active."""
+        if type(mode) not in self._modes:
+            raise self._error(_MODES)
 
 
 def _has_own_dispatch(tensor: Tensor) -> bool:
@@ -163,7 +166,7 @@ def _checked_info(*given: Any, **named: Any) -> Any:
 
 def _checked_mode(mode: Any) -> None:
     for guard in _active[-1:]:
-        guard.check_mode()
+        guard.check_mode(mode)
     _push_mode(mode)
 
 

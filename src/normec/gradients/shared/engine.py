@@ -15,7 +15,7 @@ a finite number and an overflow. So parties use `loop.clipped_gradient`, and thi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 
@@ -33,6 +33,7 @@ from ..engine import Block, BlockEngine, GradientTable, upload
 from ..loop import RECORD_BLOCKS
 from ..precision import Precision, autocast
 from ..record_clip import RecordClip
+from .compiled import Compilation, CompiledPass
 from .inputs import InputCache, prepare_inputs
 from .operations import OperationModel
 from .record_sums import add_up
@@ -61,12 +62,13 @@ class SharedEngine(BlockEngine):
         *,
         private: bool = False,
         record_clip: RecordClip | None = None,
+        compilation: Compilation | None = None,
     ) -> None:
         """Raises `NoRule` if the model cannot run in a shared pass.
 
         By default the model has rules by module if every layer has one, and otherwise rules by operation; `rules`
         prescribes one of the two. In a `private` run, code of the user sees one client at a time, and with
-        `record_clip` one record.
+        `record_clip` one record. With `compilation`, rounds of the usual shapes run in a compiled pass.
         """
         self._problem, self._records, self._precision, self._clip = problem, records, precision, record_clip
         self._model = _shared_model(problem, rules, private or record_clip is not None)
@@ -94,13 +96,21 @@ class SharedEngine(BlockEngine):
         self._seen = False  # whether the model has run without reading values
         self._grads = GradientTable()
         self._graphs = CudaGraphs() if device.type == "cuda" else None
+        self._compilation, self._compiled = compilation, None
+        if compilation is not None:
+            self.name = "compiled"
+            self._compiled = CompiledPass(self._sink, self._back_and_forth, compilation.compiling)
+            self._compiled.use(self._usual_shapes(compilation.drawn))
 
     def shrink(self) -> bool:
         self._grads, self._graphs = GradientTable(), (CudaGraphs() if self._graphs is not None else None)
         self._sink.clear()
         self._kept.forget()
         self._everyone = None
-        return super().shrink()
+        smaller = super().shrink()
+        if self._compiled is not None and self._compilation is not None:
+            self._compiled.use(self._usual_shapes(self._compilation.drawn) if smaller else ())
+        return smaller
 
     def blocks(
         self, x: Tensor, buffers: Buffers, round: int, clients: Tensor | None = None, *, full: bool = False
@@ -134,6 +144,14 @@ class SharedEngine(BlockEngine):
         if full or self._batches is None or isinstance(self._batches, Batches):
             return tuple(self._feed.groups(clients, self._block, full=full))
         return tuple(clients.split(max(1, int(self._block // self._divisors[clients].max().clamp_min(1)))))
+
+    def _usual_shapes(self, drawn: int | None) -> list[tuple[int, int]]:
+        """Return how many clients and records the blocks of a round have; none if that depends on the draw."""
+        everyone = torch.arange(self._problem.clients)
+        lengths = self._feed.lengths(everyone, full=False)
+        if drawn is not None and len(lengths.unique()) > 1:
+            return []
+        return [(len(group), int(lengths[group[0]])) for group in self._grouped(everyone[:drawn], False)]
 
     def _clipped(self, x: Tensor, buffers: Buffers, block: Block, round: int, full: bool, *, everyone: bool) -> Tensor:
         """Fill the block's gradients with sums of clipped gradients, and return the losses.
@@ -225,25 +243,45 @@ class SharedEngine(BlockEngine):
         if ready is None:
             ready = prepare_inputs(problem, self._records.inputs, numbers, uniforms, x.dtype)
         own = {name: values[rows] for name, values in buffers.items()}
-        sink.fill(x, grads, own)
-        with torch.enable_grad(), autocast(x.device, self._precision), self._model.guard():
-            losses = self._model.losses(ready, targets)
-            losses.sum().backward()
-        self._model.collect()
         if self._clip is not None and weights is not None:
+            sink.fill(x, grads, own)
+            losses = self._back_and_forth(ready, targets)
             uses = {slot: [use.exact(x.dtype) for use in several] for slot, several in sink.uses.items()}
             add_up(uses, self._written, self._clip, weights, len(sink.slots))
             sink.finish()
-            losses = losses.detach().to(x.dtype).view_as(weights)
+            losses = losses.to(x.dtype).view_as(weights)
             return torch.where(weights == 0, 0, losses * weights).sum(1)
-        sink.finish()
+        losses = self._fill(x, grads, own, ready, targets)
         if not isinstance(rows, slice):
             for name, values in buffers.items():
                 values[rows] = own[name]
         base, slope = problem.penalised(x)
         if slope is not None:
             grads += slope
-        return losses.detach().to(x.dtype) + base
+        return losses.to(x.dtype) + base
+
+    def _fill(self, x: Tensor, grads: Tensor, own: Buffers, ready: Tensor, targets: Tensor) -> Tensor:
+        """Fill `grads` and update the buffers `own` of a block; returns the losses without the penalty."""
+        if self._compiled is not None and tuple(targets.shape[:2]) in self._compiled.shapes:
+            losses = self._compiled.run(x, grads, own, ready, targets)
+            if self._compiled.failed:
+                self.name = SharedEngine.name
+            return losses
+        self._sink.fill(x, grads, own)
+        losses = self._back_and_forth(ready, targets)
+        self._sink.finish()
+        return losses
+
+    def _back_and_forth(self, ready: Tensor, targets: Tensor, modes: Collection[type] = ()) -> Tensor:
+        """Run the forward and backward pass into the filled sink, and return the losses.
+
+        `modes` are dispatch modes of PyTorch that may be active.
+        """
+        with torch.enable_grad(), autocast(ready.device, self._precision), self._model.guard(modes):
+            losses = self._model.losses(ready, targets)
+            losses.sum().backward()
+        self._model.collect()
+        return losses.detach()
 
     @staticmethod
     def _written(slot: ParameterSlot) -> Tensor:

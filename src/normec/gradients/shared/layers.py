@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..precision import autocast_dtype
 from .record_sums import product_squares
-from .slots import Maybe, ParameterSlot, SlotPair, sum_channels, sum_positions
+from .slots import Maybe, ParameterSlot, SlotPair, factors, sum_channels, sum_positions, write_products
 
 aten = torch.ops.aten
 
@@ -40,30 +40,11 @@ class LinearRows(Function):
         x, weight = ctx.saved_tensors
         for_weight, for_bias = ctx.slots
         if for_weight is not None:
-            products = partial(_factors, ctx.flipped)
-            for_weight.put(partial(_write_products, ctx.flipped), g, x, products=products)
+            products = partial(factors, ctx.flipped)
+            for_weight.put(partial(write_products, ctx.flipped), g, x, products=products)
         if for_bias is not None:
             for_bias.put(sum_positions, g)
         return (g @ weight if ctx.needs_input_grad[0] else None), None, None, None, None
-
-
-def _product(left: Tensor, right: Tensor, rows: Tensor) -> None:
-    """rows[i] = left[i]ᵀ right[i], written in place if the precisions agree."""
-    if left.dtype == rows.dtype:
-        torch.bmm(left.mT, right, out=rows)
-    else:
-        rows.copy_(torch.bmm(left.mT, right))
-
-
-def _write_products(flipped: bool, rows: Tensor, g: Tensor, x: Tensor) -> None:
-    left, right = (part.reshape(len(rows), -1, part.shape[-1]) for part in (g, x))
-    _product(right, left, rows) if flipped else _product(left, right, rows)
-
-
-def _factors(flipped: bool, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the factors of a record's weight gradient, ``[records, 1, positions, ·]``."""
-    left, right = (part.reshape(len(part), 1, -1, part.shape[-1]) for part in (g, x))
-    return (right, left) if flipped else (left, right)
 
 
 class EmbeddingRows(Function):

@@ -18,7 +18,8 @@ With clipping by record, vmap runs over records, and "client" means record in th
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from types import FunctionType
 from typing import Any
 
@@ -36,6 +37,7 @@ from ..own_vmap_rules import RefuseOwnVmapRules
 from .convolution import ConvRows, Geometry
 from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
 from .norms import BatchNormRows
+from .recurrent import Recurrence
 from .slots import GradientSink, Maybe, NoRule, ParameterSlot, parameter_slots, values_of
 
 
@@ -62,6 +64,8 @@ class OperationModel:
                 raise NoRule(f"{kind} keeps its parameters in a list of its own")
             if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
                 raise NoRule(f"{kind} draws random numbers client by client")
+            if isinstance(module, nn.RNNBase):
+                Recurrence.of(module)  # raises `NoRule`
             held = module._parameters.items()
             self._owners += [(module, key, numbers[p]) for key, p in held if p is not None and p in numbers]
         self._buffers = {name: buffer_owner(self._model, name) for name, _ in self._model.named_buffers()}
@@ -90,9 +94,9 @@ class OperationModel:
             buffers[name].copy_(values)
         return losses
 
-    def guard(self) -> RefuseOwnVmapRules:
+    def guard(self, modes: Collection[type] = ()) -> RefuseOwnVmapRules:
         """Return the context of the forward and backward pass, in which no code of the user sees several clients."""
-        return RefuseOwnVmapRules(NoRule, (_AcrossClients,))
+        return RefuseOwnVmapRules(NoRule, (_AcrossClients,), modes)
 
     @torch.no_grad()
     def collect(self) -> None:
@@ -107,11 +111,14 @@ class OperationModel:
     ) -> tuple[Tensor, Buffers]:
         """Return the loss of one client, and the buffers that the model has assigned instead of changed in place."""
         before = [module._parameters[key] for module, key, _ in self._owners]
+        lists = [(m, m._flat_weights) for m in self._model.modules() if isinstance(m, nn.RNNBase)]
         own = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
         known = {id(tensor): (tensor, slot) for tensor, slot in zip(parameters, self.sink.slots, strict=True)}
         try:
             for module, key, number in self._owners:
                 module._parameters[key] = parameters[number]  # type: ignore[assignment]
+            for recurrent, _ in lists:
+                recurrent._flat_weights = [recurrent._parameters[key] for key in recurrent._flat_weights_names]
             for name, value in buffers.items():
                 module, key = self._buffers[name]
                 module._buffers[key] = value
@@ -120,6 +127,8 @@ class OperationModel:
             after = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
             return loss, {n: value for n, value in after.items() if value is not None and value is not buffers[n]}
         finally:
+            for recurrent, weights in lists:
+                recurrent._flat_weights = weights
             for (module, key, _), parameter in zip(self._owners, before, strict=True):
                 module._parameters[key] = parameter
             for name, buffer in own.items():
@@ -129,7 +138,10 @@ class OperationModel:
 
 def _attributes(module: nn.Module) -> Iterator[Tensor]:
     """Yield the tensors that a module holds in attributes and lists, beside its own parameters and buffers."""
-    stack = [value for name, value in vars(module).items() if name not in ("_parameters", "_modules", "_buffers")]
+    known = {"_parameters", "_modules", "_buffers"}
+    if isinstance(module, nn.RNNBase):
+        known.add("_flat_weights")  # `OperationModel` replaces this list
+    stack = [value for name, value in vars(module).items() if name not in known]
     while stack:
         value = stack.pop()
         if isinstance(value, Tensor):
@@ -148,6 +160,8 @@ def _sum_parts(rows: Tensor, grads: Tensor) -> None:
 class _AcrossClients(Function):
     """Calls a function with the tensors of all clients at once: `function(clients, batched, *tensors)`.
 
+    Its results, a tensor or a tuple of them, have the clients in their first dimension.
+
     A tensor that differs from client to client, as `batched` says, has the clients in its first dimension. Autograd
     differentiates what the function does. `marker` is any tensor under vmap, so that this is true of the whole call.
     """
@@ -164,7 +178,8 @@ class _AcrossClients(Function):
     def vmap(info, in_dims, function, marker, *tensors):  # noqa: ARG004
         dims = in_dims[2:]
         moved = [tensor if dim is None else tensor.movedim(dim, 0) for tensor, dim in zip(tensors, dims, strict=True)]
-        return function(info.batch_size, [dim is not None for dim in dims], *moved), 0
+        found = function(info.batch_size, [dim is not None for dim in dims], *moved)
+        return found, (0,) * len(found) if isinstance(found, tuple) else 0
 
 
 def _expanded(clients: int, batched: bool, tensor: Tensor) -> Tensor:
@@ -203,7 +218,7 @@ class OperationRules(TorchFunctionMode):
         held, slot = self._known.get(id(tensor), (None, None))
         return slot if held is tensor else None
 
-    def _across(self, function: Callable[..., Tensor], *tensors: Maybe) -> Tensor:
+    def _across(self, function: Callable[..., Any], *tensors: Maybe) -> Any:
         marker, _ = next(iter(self._known.values()))
         return _AcrossClients.apply(function, marker, *tensors)
 
@@ -425,6 +440,33 @@ class OperationRules(TorchFunctionMode):
 
         return self._across(apply, query, key, value, attn_mask)
 
+    def recurrent(self, kind: str, func: Any, x: Tensor, states: Any, weights: Any, *options: Any) -> Any:  # noqa: ARG002
+        """The layers of an LSTM, a GRU or an RNN; `options` are those of PyTorch's function, by position."""
+        if len(options) != 6:
+            raise NoRule("there is no rule for recurrent layers on packed sequences")
+        biases, layers, dropout, training, both_ways, batch_first = options
+        if dropout > 0 and training and layers > 1:
+            raise NoRule("a recurrent layer draws random numbers client by client")
+        known = [self._slot(weight) for weight in weights]
+        if any(slot is None and is_batchedtensor(weight) for slot, weight in zip(known, weights, strict=True)):
+            return NotImplemented
+        recurrence = Recurrence(kind, layers, both_ways, biases)
+        pair = kind == "LSTM"
+
+        def apply(clients: int, batched: Sequence[bool], *tensors: Tensor) -> tuple[Tensor, ...]:
+            given, *starts = (_expanded(clients, own, tensor) for own, tensor in zip(batched, tensors, strict=True))
+            given = given if batch_first else given.transpose(1, 2)
+            flat = [start.movedim(0, 1).flatten(1, 2) for start in starts]
+            values = [
+                (weight if slot is None else slot.value, slot) for slot, weight in zip(known, weights, strict=True)
+            ]
+            outputs, *ends = recurrence(given.flatten(0, 1), flat, values)
+            outputs = outputs.unflatten(0, (clients, -1))
+            outputs = outputs if batch_first else outputs.transpose(1, 2)
+            return outputs, *(end.unflatten(1, (clients, -1)).movedim(1, 0) for end in ends)
+
+        return self._across(apply, x, *(states if pair else [states]))
+
     def multi_head_attention(self, func: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ARG002
         with self:
             return _attention(*args, **kwargs)
@@ -433,6 +475,10 @@ class OperationRules(TorchFunctionMode):
 def _each(value: Any, dimensions: int) -> tuple[int, ...]:
     given = tuple(value) if isinstance(value, list | tuple) else (value,)
     return given * dimensions if len(given) == 1 else given
+
+
+def _recurrent(kind: str, rules: OperationRules, func: Any, *args: Any, **kwargs: Any) -> Any:
+    return rules.recurrent(kind, func, *args, **kwargs)
 
 
 _RULES: dict[Any, Callable[..., Any]] = {
@@ -453,4 +499,8 @@ _RULES: dict[Any, Callable[..., Any]] = {
     F.batch_norm: OperationRules.batch_norm,
     F.scaled_dot_product_attention: OperationRules.attention,
     F.multi_head_attention_forward: OperationRules.multi_head_attention,
+    torch.lstm: partial(_recurrent, "LSTM"),
+    torch.gru: partial(_recurrent, "GRU"),
+    torch.rnn_tanh: partial(_recurrent, "RNN_TANH"),
+    torch.rnn_relu: partial(_recurrent, "RNN_RELU"),
 }

@@ -13,7 +13,7 @@ may override anything.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -34,10 +34,11 @@ from .convolution import ConvRows, Geometry, TiledConvRows
 from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
 from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
 from .pooling import AdaptiveMaxPoolByKernel, MaxPoolByKernel, ShortcutByKernel
+from .recurrent import RECURRENT, Recurrence, run_module
 from .slots import GradientSink, NoRule, ParameterSlot, parameter_slots
 
 Slots = dict[str, ParameterSlot | None]
-Rule = Callable[[Any, Slots, GradientSink, str, Tensor], Tensor]
+Rule = Callable[[Any, Slots, GradientSink, str, Tensor], Any]
 
 LEFT_OUT = -100  # the target of records that cross entropy ignores
 
@@ -94,10 +95,10 @@ class ModuleModel:
             return vmap(loss)(split, targets)
         return torch.stack([loss(own, target) for own, target in zip(split, targets, strict=True)])
 
-    def guard(self) -> AbstractContextManager[object]:
+    def guard(self, modes: Collection[type] = ()) -> AbstractContextManager[object]:
         """Return the context of the forward and backward pass, in which no code of the user sees several records."""
         by_vmap = self.sink.by_record and not self._plain
-        return RefuseOwnVmapRules(NoRule) if by_vmap else nullcontext()
+        return RefuseOwnVmapRules(NoRule, (), modes) if by_vmap else nullcontext()
 
     def collect(self) -> None:
         """After the backward pass: every use of a parameter has a rule, which has written its gradient."""
@@ -112,6 +113,8 @@ def _use_rule(module: Any, name: str, known: Mapping[nn.Parameter, ParameterSlot
         raise NoRule(f"{type(module).__name__} draws random numbers client by client")
     if isinstance(module, nn.modules.batchnorm._NormBase) or any(p.requires_grad for p in own.values()):
         rule = _rule(module)
+        if rule is _recurrent:
+            Recurrence.of(module)  # raises `NoRule`
         sink.normed |= rule is _batch_norm
         slots = {key: known.get(parameter) for key, parameter in own.items()}
         if rule is _conv and TiledConvRows.prepare(module, slots.get("weight")):
@@ -317,6 +320,23 @@ def _batch_norm(
     return _first(found, BatchNormRows.fits(x, sink.clients))
 
 
+def _recurrent(
+    module: nn.RNNBase,
+    slots: Slots,
+    sink: GradientSink,  # noqa: ARG001
+    name: str,  # noqa: ARG001
+    x: Tensor,
+    states: Any = None,
+) -> Any:
+    names = module._flat_weights_names
+    return run_module(
+        module,
+        [(value, slots.get(key)) for key, value in zip(names, _values(module, slots, *names), strict=True)],
+        x,
+        states,
+    )
+
+
 _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (
     ((nn.Linear,), _linear),
     ((nn.Conv1d, nn.Conv2d, nn.Conv3d), _conv),
@@ -327,6 +347,7 @@ _RULES: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (
     ((nn.GroupNorm,), _group_norm),
     ((nn.LayerNorm,), _layer_norm),
     ((nn.RMSNorm,), _rms_norm),
+    (RECURRENT, _recurrent),
 )
 
 # Containers call their children, which are checked one by one.
@@ -378,8 +399,10 @@ def refuse_foreign_code(problem: Problem) -> None:
             raise NoRule(f"{name} holds a tensor of an unknown type")
 
 
-def _treats_records_independently(module: nn.Module) -> bool:
+def _treats_records_independently(module: Any) -> bool:
     kind = type(module)
+    if kind in RECURRENT:
+        return bool(module.batch_first)
     if kind in _DIMENSIONS:
         dimension = getattr(module, _DIMENSIONS[kind])
         return isinstance(dimension, int) and dimension >= 1

@@ -77,6 +77,7 @@ class GradientSink:
     grads: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     buffers: Buffers = field(default_factory=dict)  # the block's rows
     slots: list[ParameterSlot] = field(default_factory=list)
+    tables: Sequence[Tensor] = ()  # the gradients of each slot, if they have memory of their own and not in `grads`
     packing: PackedWeights = field(default_factory=PackedWeights)
     normed: bool = False  # whether a BatchNorm may use the moments of a convolution's output
     moments: dict[int, tuple[Tensor, int, Moments]] = field(default_factory=dict)  # by the id of the images
@@ -84,9 +85,10 @@ class GradientSink:
     by_record: bool = False  # whether the gradients of single records are clipped
     uses: dict[ParameterSlot, list[Use]] = field(default_factory=dict)  # with `by_record`, each use of each parameter
 
-    def fill(self, x: Tensor, grads: Tensor, buffers: Buffers) -> None:
-        """Prepare a forward pass at `x` whose backward pass fills `grads`."""
+    def fill(self, x: Tensor, grads: Tensor, buffers: Buffers, tables: Sequence[Tensor] = ()) -> None:
+        """Prepare a forward pass at `x` whose backward pass fills `grads`, or `tables`, one for each slot."""
         self.x, self.grads, self.buffers, self.clients = x.detach(), grads, buffers, len(grads)
+        self.tables = tables
         self.counts.clear()
         self.moments.clear()
         self.uses.clear()
@@ -122,7 +124,7 @@ class GradientSink:
         self.clear()
 
     def clear(self) -> None:
-        self.x, self.grads, self.buffers = torch.empty(0), torch.empty(0, 0), {}
+        self.x, self.grads, self.buffers, self.tables = torch.empty(0), torch.empty(0, 0), {}, ()
         self.uses.clear()
         self.counts.clear()
         self.moments.clear()
@@ -132,8 +134,9 @@ class GradientSink:
 class ParameterSlot:
     """One parameter: a view of x for the forward pass, and rows of the gradient matrix for the backward pass."""
 
-    def __init__(self, sink: GradientSink, start: int, shape: torch.Size) -> None:
-        self.sink, self.start, self.shape, self.written = sink, start, shape, False
+    def __init__(self, sink: GradientSink, number: int, start: int, shape: torch.Size) -> None:
+        """`number` counts the slots; `start` is the parameter's first position in x."""
+        self.sink, self.number, self.start, self.shape, self.written = sink, number, start, shape, False
 
     @property
     def value(self) -> Tensor:
@@ -142,7 +145,9 @@ class ParameterSlot:
 
     @property
     def rows(self) -> Tensor:
-        """A view ``[c, *shape]`` of the block's gradients."""
+        """A view ``[c, *shape]`` of the block's gradients, or the slot's own table."""
+        if self.sink.tables:
+            return self.sink.tables[self.number]
         part = self.sink.grads[:, self.start : self.start + self.shape.numel()]
         return part.view(self.sink.clients, *self.shape)
 
@@ -198,7 +203,7 @@ def parameter_slots(model: nn.Module, sink: GradientSink) -> dict[nn.Parameter, 
     position = 0
     for parameter in model.parameters():
         if parameter.requires_grad:
-            slots[parameter] = ParameterSlot(sink, position, parameter.shape)
+            slots[parameter] = ParameterSlot(sink, len(slots), position, parameter.shape)
             position += parameter.numel()
     sink.slots = list(slots.values())
     return slots
@@ -213,3 +218,23 @@ def sum_channels(rows: Tensor, values: Tensor) -> None:
     """rows[i] = the sum of part i of the values ``[records, channels, ...]`` for each channel."""
     per_part = values.reshape(len(rows), -1, values.shape[1], values[0, 0].numel())
     rows.copy_(per_part.sum((1, 3), dtype=rows.dtype))
+
+
+def _product(left: Tensor, right: Tensor, rows: Tensor) -> None:
+    """rows[i] = left[i]ᵀ right[i], written in place if the precisions agree."""
+    if left.dtype == rows.dtype:
+        torch.bmm(left.mT, right, out=rows)
+    else:
+        rows.copy_(torch.bmm(left.mT, right))
+
+
+def write_products(flipped: bool, rows: Tensor, g: Tensor, x: Tensor) -> None:
+    """rows[i] = the weight gradient of a linear layer, from part i of its output's gradient and of its input."""
+    left, right = (part.reshape(len(rows), -1, part.shape[-1]) for part in (g, x))
+    _product(right, left, rows) if flipped else _product(left, right, rows)
+
+
+def factors(flipped: bool, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the factors of a record's weight gradient, ``[records, 1, positions, ·]``."""
+    left, right = (part.reshape(len(part), 1, -1, part.shape[-1]) for part in (g, x))
+    return (right, left) if flipped else (left, right)

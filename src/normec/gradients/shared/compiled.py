@@ -1,0 +1,128 @@
+"""The shared pass as one graph of operations, which TorchInductor compiles: it fuses the small ones between products.
+
+The forward and backward pass of a block runs once under a tracer, with all rules, and the tracer keeps its operations:
+a function from x and the records to the losses and the gradients of every parameter. The graph does in every round what
+Python did once, as a CUDA graph does. The tracer cannot follow code that reads values, so a model that does is refused.
+
+Compiling takes tens of seconds and depends on the shapes, so only rounds of the usual shape are compiled: those of all
+clients, or of the usual number of drawn clients. All others, and evaluations, run uncompiled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...problems.objective import Buffers
+from .slots import GradientSink, NoRule
+
+Graph = Callable[..., tuple[Tensor, ...]]
+
+_MOST = 2  # the most shapes that are compiled
+
+log = logging.getLogger("normec")
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """What is compiled: rounds of `drawn` clients (None: all of them; 0: their number varies, so nothing is).
+
+    Without `compiling` the pass is traced and its graph runs as it is.
+    """
+
+    drawn: int | None = None
+    compiling: bool = True
+
+
+class CompiledPass:
+    """The passes of the usual shapes; nothing is chosen by measured times, so that a second run has the same bits."""
+
+    def __init__(self, sink: GradientSink, back_and_forth: Callable[..., Tensor], compiling: bool) -> None:
+        """`back_and_forth(inputs, targets, modes)` fills the sink and returns the losses, while `modes` are active."""
+        self._sink, self._back_and_forth, self._compiling = sink, back_and_forth, compiling
+        self._graphs: dict[tuple[int, ...], Graph] = {}
+        self.shapes: set[tuple[int, ...]] = set()
+        self.failed = False  # whether a graph runs as it is because the compiler has failed
+
+    def use(self, shapes: Iterable[tuple[int, int]]) -> None:
+        """Compile passes of so many clients and records of each; of many shapes, the most common ones."""
+        self.shapes = {shape for shape, _ in Counter(shapes).most_common(_MOST)}
+        self._graphs.clear()
+
+    @property
+    def traced(self) -> set[tuple[int, ...]]:
+        """The shapes that have occurred."""
+        return set(self._graphs)
+
+    def run(self, x: Tensor, grads: Tensor, own: Buffers, ready: Tensor, targets: Tensor) -> Tensor:
+        """Fill `grads` and update the buffers `own` of a block; returns the losses."""
+        inputs, shape = (x, ready, targets, *own.values()), tuple(targets.shape[:2])
+        if shape not in self._graphs:
+            self._graphs[shape] = self._compile(list(own), inputs)
+        losses, *found = self._graphs[shape](*inputs)
+        rows, values = found[: len(self._sink.slots)], found[len(self._sink.slots) :]
+        torch.cat([part.reshape(len(grads), -1) for part in rows], 1, out=grads)
+        for buffer, value in zip(own.values(), values, strict=True):
+            buffer.copy_(value)
+        return losses
+
+    def _compile(self, names: list[str], inputs: tuple[Tensor, ...]) -> Graph:
+        """Return the pass as a function of x, the inputs, the targets and the buffers, which it leaves as they are."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
+
+        modes = ProxyTorchDispatchMode, FakeTensorMode  # the tracer, and how it notes the shapes of results
+
+        def once(x: Tensor, ready: Tensor, targets: Tensor, *buffers: Tensor) -> tuple[Tensor, ...]:
+            tables = [x.new_empty(len(targets), *slot.shape) for slot in self._sink.slots]
+            own = {name: buffer.clone() for name, buffer in zip(names, buffers, strict=True)}
+            self._sink.fill(x, x.new_empty(len(targets), 0), own, tables)
+            losses = self._back_and_forth(ready, targets, modes)
+            self._sink.finish()
+            return losses, *tables, *own.values()
+
+        try:
+            with torch.no_grad():
+                graph: Any = make_fx(once)(*inputs)
+        except (NoRule, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise NoRule(
+                "the model cannot be traced: it reads values, or leaves tensors of one pass for the next"
+            ) from error
+        return self._fused(graph, inputs) if self._compiling else graph
+
+    def _fused(self, graph: Any, inputs: tuple[Tensor, ...]) -> Graph:
+        """Return the compiled graph, or the graph itself where TorchInductor cannot work."""
+        try:
+            with torch.no_grad(), torch._C.DisableTorchFunction():  # a compiler may read its own values
+                with _deterministic():
+                    fused: Graph = torch._inductor.compile(graph, list(inputs), options={"deterministic": True})
+                fused(*inputs)  # kernels may be compiled at their first launch
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            log.warning("the pass is not compiled: TorchInductor failed (%s)", type(error).__name__)
+            self.failed = True
+            traced: Graph = graph
+            return traced
+        return fused
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Let the compiler choose operations whose sums do not depend on the order in which threads arrive."""
+    before = torch.are_deterministic_algorithms_enabled()
+    warned = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warned)

@@ -1,0 +1,93 @@
+"""Recurrent layers by rule: all clients take the steps together, and have the loop's gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.data import TensorDataset
+
+from normec import Problem
+from normec.gradients.choice import choose_engine
+from normec.gradients.loop import LoopEngine
+from normec.gradients.record_clip import RecordClip
+from normec.gradients.shared.engine import SharedEngine
+from normec.gradients.shared.rules import ModuleModel
+from normec.gradients.shared.slots import NoRule
+from normec.problems.client_data import ResidentRecords
+from normec.sampling.batches import Batches
+
+from .cases import BATCH, CLASSES, apart, engines, everything, problem
+from .structures import RECURRENT
+
+CLOSE = 1e-10
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_gradients_are_the_loop_s_by_module(name: str) -> None:
+    of = problem(RECURRENT[name])
+    assert isinstance(of.records, ResidentRecords)
+    assert of.sizes is not None
+    batches = Batches(of.sizes, BATCH, 1)
+    loop, shared = LoopEngine(of, batches, 1), SharedEngine(of, of.records, batches, 1, "float32", ModuleModel)
+    for round, clients in ((0, None), (4, torch.tensor([0, 3, 4]))):
+        assert apart(everything(shared, of, round, clients), everything(loop, of, round, clients)) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["lstm, two layers, both ways", "gru, sequence first"])
+def test_clipped_records_are_the_loop_s(name: str) -> None:
+    of, clip = problem(RECURRENT[name]), RecordClip(0.3)
+    assert isinstance(of.records, ResidentRecords)
+    loop = LoopEngine(of, None, 0, clip)
+    shared = SharedEngine(of, of.records, None, 0, record_clip=clip)
+    assert apart(everything(shared, of), everything(loop, of)) < CLOSE
+
+
+def test_in_a_private_run_a_layer_with_the_sequence_first_is_not_given_all_records() -> None:
+    """Its first dimension holds steps, so the records of several clients would be steps of one record."""
+    records = [TensorDataset(torch.randn(6, 4, 3), torch.arange(6) % CLASSES) for _ in range(3)]
+
+    for first, suits in ((True, True), (False, False)):
+        of = Problem(nn.Sequential(nn.GRU(3, CLASSES, batch_first=first)), F.cross_entropy, records)
+        assert isinstance(of.records, ResidentRecords)
+        engine = SharedEngine(of, of.records, None, 0, private=True)
+        assert isinstance(engine._model, ModuleModel) is suits
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(3, 5, batch_first=True), nn.Linear(5, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        packed = pack_padded_sequence(x, torch.full((len(x),), x.shape[1]), batch_first=True)
+        found: torch.Tensor = self.head(self.layer(packed)[1][0])
+        return found
+
+
+def test_packed_sequences_are_left_to_the_loop() -> None:
+    records = [TensorDataset(torch.randn(6, 4, 3), torch.arange(6) % CLASSES) for _ in range(3)]
+    of = Problem(Packed(), F.cross_entropy, records).to(torch.device("cpu"), torch.float64)
+    loop, shared, _ = engines(of, BATCH)
+    with pytest.raises(NoRule, match="packed sequences"):
+        everything(shared, of)
+    chosen = choose_engine("auto", of, Batches(of.sizes, BATCH, 1), 1)
+    assert apart(everything(chosen, of), everything(loop, of)) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["lstm", "lstm, two layers, both ways", "lstm without biases"])
+def test_the_loop_clips_the_records_of_an_lstm(name: str) -> None:
+    """One record after the other by plain autograd, with PyTorch's own LSTM."""
+    of, clip = problem(RECURRENT[name], sizes=(5, 4)), RecordClip(0.3)
+    found = everything(LoopEngine(of, None, 0, clip), of)
+    assert isinstance(of.records, ResidentRecords)
+    parameters = list(of.model.parameters())
+    for client, rows in enumerate(of.records.rows):
+        total = torch.zeros_like(of.x0)
+        for row in rows:
+            loss = F.cross_entropy(of.model(of.records.inputs[row][None]), of.records.targets[row][None])
+            grad = torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)])
+            total += grad * min(1.0, 0.3 / float(grad.norm()))
+        assert float((found.grads[client] - total / len(rows)).norm()) < CLOSE
