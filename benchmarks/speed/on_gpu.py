@@ -95,7 +95,8 @@ def main() -> None:
     on_gpu = given.device == "cuda"
     quick = [Implementation(ENGINE, "shared"), Implementation(ENGINE, "recorded"), Implementation(RECORD)]
     quick += [Implementation(PASSES), Implementation(FLOOR, "graphed" if on_gpu else "eager")]
-    compiled = [Implementation(FLOOR, "compiled-graphed")] if on_gpu else []  # compiling takes longest
+    # Compiling takes longest.
+    compiled = [Implementation(ENGINE, "compiled"), Implementation(FLOOR, "compiled-graphed")] if on_gpu else []
     for implementations in (quick, compiled):
         for precision in precisions:
             for name in names:

@@ -7,11 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normec import Compute, Logging, train
-from normec.gradients.precision import products
+from normec import Compute, Logging, Problem, train
+from normec.gradients.precision import Precision, products
+from normec.gradients.shared.compiled import Compilation
+from normec.gradients.shared.engine import SharedEngine
+from normec.gradients.shared.operations import OperationModel
+from normec.gradients.shared.rules import ModuleModel
+from normec.problems.client_data import ResidentRecords
+from normec.sampling.batches import Batches
 
 from .cases import BATCH, CASES, METHODS, Found, engines, everything, problem
 from .nearness import near
+from .structures import RECURRENT, STRUCTURES
 
 
 def alike(found: Found, expected: Found, clients: Tensor | None, close: float, kinks: bool, what: object) -> None:
@@ -59,6 +66,42 @@ def check_precisions(device: str) -> None:
             assert away[0] < 3 * away[1] + most * size, (name, precision, [float(error / size) for error in away])
 
 
+def check_structures(device: str) -> None:
+    """Rules by operation in float32, with the kernels of a GPU, recurrent layers too."""
+    for name, case in STRUCTURES.items():
+        of, fine = problem(case, device, torch.float32), problem(case)
+        expected = everything(engines(fine, BATCH)[0], fine, 3)
+        with products("float32"):
+            for rules in (OperationModel, ModuleModel) if name in RECURRENT else (OperationModel,):
+                alike(everything(shared(of, rules), of, 3), expected, None, 1e-4, False, (name, rules.__name__))
+
+
+def shared(
+    of: Problem, rules: type[OperationModel | ModuleModel], precision: Precision = "float32", compiled: bool = False
+) -> SharedEngine:
+    assert isinstance(of.records, ResidentRecords)
+    assert of.sizes is not None
+    compilation = Compilation() if compiled else None
+    batches = Batches(of.sizes, BATCH, 1)
+    return SharedEngine(of, of.records, batches, 1, precision, rules, compilation=compilation)
+
+
+def check_compiled_pass(device: str) -> None:
+    """A compiled pass is as near to float64 as the loop, replayed or not, and has the same bits in a second engine."""
+    for name in ("gpt", "vit"):
+        fine = problem(STRUCTURES[name], sizes=(9,) * 5)
+        reference, *_ = engines(fine, BATCH)
+        for precision, close in (("float32", 1e-4), ("bf16", 0.1)):
+            of = problem(STRUCTURES[name], device, torch.float32, sizes=(9,) * 5)
+            with products(precision):  # type: ignore[arg-type]
+                first, second = (shared(of, OperationModel, precision, True) for _ in range(2))  # type: ignore[arg-type]
+                for round in range(6):
+                    found, again = everything(first, of, round), everything(second, of, round)
+                    assert first.name == "compiled"
+                    assert torch.equal(found.grads, again.grads), (name, precision, round)
+                    alike(found, everything(reference, fine, round), None, close, False, (name, precision, round))
+
+
 def check_every_method(device: str) -> None:
     """Twenty rounds of every method under every engine."""
     options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": BATCH, "seed": 3, "logging": Logging(every=10**6)}
@@ -76,4 +119,4 @@ def check_every_method(device: str) -> None:
                 near(run.state.buffers[key].cpu(), rows, 1e-2, (name, engine, key))
 
 
-CHECKS = (check_every_model, check_precisions, check_every_method)
+CHECKS = (check_every_model, check_precisions, check_structures, check_compiled_pass, check_every_method)

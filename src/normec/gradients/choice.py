@@ -17,7 +17,7 @@ from ..problems.objective import Objective
 from ..problems.problem import Problem
 from ..sampling.batches import Batches, BatchSource
 from .batched import BatchedEngine
-from .compiled import CompiledEngine, operations, pays_back
+from .compiled import CompiledEngine, operations, operations_by_kind, pays_back
 from .engine import Engine
 from .linear import LinearEngine, fits
 from .local_steps import LocalEngine, LocalLoop, OneByOne, steps_of
@@ -25,6 +25,7 @@ from .loop import LoopEngine
 from .precision import Precision
 from .record_clip import RecordClip
 from .recorded import RecordedEngine
+from .shared.compiled import Compilation
 from .shared.engine import SharedEngine
 from .shared.operations import OperationModel
 from .shared.rules import ModuleModel
@@ -42,12 +43,19 @@ _HEAVY_LOCAL = 1e8
 _HEAVY_PRODUCTS = 2e9
 # The most clients that a GPU computes one after the other, in a recording, instead of all at once by vmap.
 _FEW = 128
+# Rough constants, so that the choice is always the same: the operations per second of a GPU in a pass that is
+# compiled, the time that this saves, as a share of the pass, and the seconds that it takes. (A GPT of 0.8 million
+# parameters on an H200: 6e13, 0.4 in TF32 and 0.8 in bfloat16, and 10 to 19 s.)
+_GPU_RATE, _GPU_SAVED, _GPU_COMPILING = 6e13, 0.5, 30.0
 # Records in a batch on which engines that clip every record are compared: the loop clips them a few at a time.
 _CLIPPED = 512
 
 
-Kind = Literal["compiled", "recorded", "batched", "shared", "operations", "linear"]
+Kind = Literal[
+    "compiled", "compiled shared", "compiled operations", "recorded", "batched", "shared", "operations", "linear"
+]
 _SHARED: tuple[Kind, ...] = ("shared", "operations")  # rules by module, and where these do not suit by operation
+_COMPILED: tuple[Kind, ...] = ("compiled shared", "compiled operations")
 
 
 def choose_engine(
@@ -61,6 +69,7 @@ def choose_engine(
     private: bool = False,
     local: LocalSteps | None = None,
     contained: bool = False,
+    drawn: int | None = None,
 ) -> Engine:
     """Return the engine of that name; "auto" is the fastest that suits the problem. A custom engine is used unchanged.
 
@@ -72,6 +81,8 @@ def choose_engine(
     With `contained` clipped records are computed by the loop, in which the bits of one record's share do not depend on
     the others. In the other engines one record may change how the sum of the others is rounded, by a little that no
     proof bounds; this is good enough for simulations, whose noise protects nobody. `seed` is then a secret.
+
+    `drawn` is the number of clients in every round, 0 if it varies, and None for all of them.
     """
     if not isinstance(name, str):
         if record_clip is not None:
@@ -108,10 +119,13 @@ def choose_engine(
         kinds = _SHARED
     elif batches is not None and not isinstance(batches, Batches):
         return _fall_back(name, loop, "Poisson batches differ in length from client to client")
+    elif name == "compiled" and problem.x0.is_cuda and local is None:
+        kinds = (*_COMPILED, *_SHARED)
     elif name != "auto":
         kinds = _SHARED if name == "shared" else (cast(Kind, name),)
     elif problem.x0.is_cuda and local is None:
-        kinds = (*_SHARED, "recorded" if _one_by_one(problem) else "batched")
+        compiled = _COMPILED if _worth_compiling(problem, float(loop.divisors.mean()), drawn, rounds) else ()
+        kinds = (*compiled, *_SHARED, "recorded" if _one_by_one(problem) else "batched")
     elif problem.x0.is_cuda or _light(problem, gradients, local is not None):
         kinds = (*_SHARED, "batched") if local is None else ("batched",)
     elif _convolves(problem) and pays_back(
@@ -122,9 +136,10 @@ def choose_engine(
         return loop
 
     def make(kind: Kind, of: Problem, precision: Precision) -> FastEngine:
-        compiling = of is problem  # the copy that engines are compared on stays uncompiled, to compile only once
+        # The copy that engines are compared on in float64 stays uncompiled, to compile only once.
+        compiling = of is problem or (of.x0.is_cuda and of.x0.dtype == problem.x0.dtype)
         own = batches if batches is None or compiling or of.sizes is None else batches.of(of.sizes)
-        fast = _fast(kind, of, own, seed, record_clip, precision, private, compiling, local is not None)
+        fast = _fast(kind, of, own, seed, record_clip, precision, private, compiling, local is not None, drawn)
         if local is None or steps is None:
             return fast
         points = fast if isinstance(fast, BatchedEngine | LinearEngine) else OneByOne(fast, len(of.x0))
@@ -134,10 +149,10 @@ def choose_engine(
 
     def first_of(kinds: Sequence[Kind]) -> VerifiedEngine | LoopEngine | LocalLoop:
         """Return the first engine that the model suits; if it fails its comparison, the next one is tried."""
-        drawn = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
+        lengths = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
         most = math.ceil(_CLIPPED / _share_in_a_batch(problem, batches)) if record_clip is not None else None
         for position, kind in enumerate(kinds, start=1):
-            known = (kind, precision, record_clip, drawn, private, local)
+            known = (kind, precision, record_clip, lengths, private, local)
             others = partial(first_of, kinds[position:])
             try:
                 return VerifiedEngine(problem, partial(make, kind), loop, known, private, others, most)
@@ -159,6 +174,7 @@ def _fast(
     private: bool,
     compiling: bool,
     local: bool,
+    drawn: int | None,
 ) -> LinearEngine | SharedEngine | BatchedEngine | RecordedEngine | CompiledEngine:
     """Return the engine of that kind for the run's problem, or for a copy to compare engines on."""
     records = problem.records
@@ -172,6 +188,12 @@ def _fast(
     if batches is not None and not isinstance(batches, Batches):
         raise TypeError("other kinds of batches need the loop")
     match kind:
+        case "compiled shared" | "compiled operations":
+            rules = ModuleModel if kind == "compiled shared" else OperationModel
+            compilation = Compilation(drawn, compiling)
+            return SharedEngine(
+                problem, records, batches, seed, precision, rules, private=private, compilation=compilation
+            )
         case "recorded":
             return RecordedEngine(problem, records, batches, seed, precision)
         case "batched":
@@ -202,6 +224,22 @@ def _light(problem: Problem, loop: LoopEngine, local: bool) -> bool:
 def _convolves(problem: Problem) -> bool:
     """Whether the model has convolutions of images; without them, compiling gains nothing on a CPU."""
     return any(isinstance(module, nn.Conv2d | nn.Conv3d) for module in problem.model.modules())
+
+
+def _worth_compiling(problem: Problem, records: float, drawn: int | None, rounds: int) -> bool:
+    """Whether compiling the pass of all clients saves a GPU more time than it takes, as far as operations tell.
+
+    Convolutions have kernels of our own or of cuDNN, and compiling them gains nothing; a recurrent layer would be
+    compiled step by step.
+    """
+    if any(isinstance(module, nn.RNNBase) for module in problem.model.modules()):
+        return False
+    counts = operations_by_kind(problem)
+    if 2 * sum(count for kind, count in counts.items() if "convolution" in kind) > sum(counts.values()):
+        return False
+    clients = problem.clients if drawn is None else drawn
+    seconds = sum(counts.values()) * records * clients * rounds / _GPU_RATE
+    return bool(seconds * _GPU_SAVED > _GPU_COMPILING)
 
 
 def _one_by_one(problem: Problem) -> bool:

@@ -77,12 +77,22 @@ def pays_back(problem: Problem, records: float, rounds: int) -> bool:
 
 def operations(problem: Problem) -> int:
     """Return the floating-point operations of one record's gradient, counted on a record of zeros."""
+    return sum(operations_by_kind(problem).values())
+
+
+def operations_by_kind(problem: Problem) -> dict[str, int]:
+    """Return the floating-point operations of one record's gradient for each operation of PyTorch that has many."""
     from torch.utils.flop_counter import FlopCounterMode
 
     if not isinstance(problem.records, ResidentRecords):
-        return 0
+        return {}
     inputs = torch.zeros_like(problem.records.inputs[:1])
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        problem.model.eval()
-        problem.outputs(problem.x0, inputs)
-    return 3 * int(counter.get_total_flops())
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # the counter does not know the operation of a whole encoder layer
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            problem.model.eval()
+            problem.outputs(problem.x0, inputs)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    return {str(kind): 3 * int(count) for kind, count in counter.get_flop_counts().get("Global", {}).items()}

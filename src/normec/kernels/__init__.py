@@ -24,7 +24,12 @@ def _installed() -> bool:
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether kernels can run on these tensors: on a GPU (or in Triton's interpreter), in a supported precision."""
+    """Whether kernels can run on these tensors: on a GPU (or in Triton's interpreter), in a supported precision.
+
+    A dispatch mode, such as that of a tracer, does not see a launch by Triton, so there are no kernels inside one.
+    """
+    if torch._C._len_torch_dispatch_stack():
+        return False
     known = (torch.float32, torch.bfloat16, torch.float16)
     # Triton launches on the current device, whatever the device of the arguments is.
     here = all(t.is_cuda and t.device.index == torch.cuda.current_device() for t in tensors)

@@ -158,6 +158,21 @@ def drawn_clients(participation: Participation, clients: int, round: int, seed: 
     return drawn.cpu()
 
 
+def steady_count(participation: Participation, clients: int) -> int | None:
+    """Return how many clients take part in every round, or None if their number varies or is not known.
+
+    Example:
+        >>> [steady_count(rule, 6) for rule in (Everyone(), FixedSize(2), Rotation(3), Rotation(4), Poisson(0.5))]
+        [6, 2, 2, None, None]
+    """
+    if isinstance(participation, Rotation):
+        steady = participation.rate == 1 and clients % participation.groups == 0
+        return clients // participation.groups if steady else None
+    if isinstance(participation, FixedSize):
+        return participation.count
+    return clients if isinstance(participation, Everyone) else None
+
+
 def known_participation(participation: Participation) -> bool:
     """Whether the rule belongs to this library; such rules draw no client twice and use no data."""
     return type(participation) in (Everyone, Poisson, FixedSize, Rotation)

@@ -28,6 +28,7 @@ from ..gradients.engine import Block, Engine
 from ..privacy.display import shown_epsilon
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
+from ..sampling.participation import steady_count
 from ..storage.history import NOT_COVERED, Row
 from ..storage.run_folder import RunStorage
 from ..system.processes import Interrupt
@@ -91,6 +92,7 @@ class TrainingLoop:
             private=mechanism is not None,
             local=plan.local,
             contained=mechanism is not None and not mechanism.simulated,
+            drawn=_steadily_drawn(plan, problem.clients, len(communicator.local_clients(problem.clients))),
         )
         self.own_engine = mechanism is not None and not isinstance(engine, str)
         self.callbacks, self.checkpoint_seconds = callbacks, checkpoint_seconds
@@ -612,6 +614,14 @@ class TrainingLoop:
     def _on_host(self) -> bool:
         """Whether reading a value does not wait for a device."""
         return self.problem.x0.device.type == "cpu"
+
+
+def _steadily_drawn(plan: Plan, clients: int, own: int) -> int | None:
+    """Return how many of a rank's `own` clients take part in every round: 0 if that varies, None for all clients."""
+    count = steady_count(plan.participation, clients)
+    if count == clients:
+        return None if own == clients else own
+    return count if count is not None and own == clients else 0
 
 
 def _asked_for(blocks: Iterator[Block], clients: Iterable[int]) -> Iterator[Block]:
