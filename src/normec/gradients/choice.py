@@ -173,7 +173,7 @@ def _fast(
         raise TypeError("other kinds of batches need the loop")
     match kind:
         case "recorded":
-            return RecordedEngine(problem, records, batches, seed, precision)
+            return RecordedEngine(problem, records, batches, seed, precision, private=private)
         case "batched":
             return BatchedEngine(problem, records, batches, seed, precision, local=local)
         case _:
