@@ -77,6 +77,11 @@ class RecordedEngine(BlockEngine):
         self._calls = Counter[tuple[int, ...]]()
         self._grads = GradientTable()
 
+    @property
+    def copies(self) -> Sequence[nn.Module]:
+        """The copies of the model that are called in its place."""
+        return [copy.model for copy in self._copies]
+
     def shrink(self) -> bool:
         self._grads, self._graphs = GradientTable(), (_graphs() if self._graphs is not None else None)
         self._calls.clear()
