@@ -51,7 +51,7 @@ def test_code_of_the_user_s_own_does_not_run_in_turns() -> None:
     assert not tasks.names_own_code(make({"method": "normec", "model": "mlp"}))
     own = {"data": "mine.py:DATA"}, {"model": "mine.py:Model"}, {"method": "mine.py:Method"}, {"method": "installed"}
     for settings in own:
-        assert tasks.names_own_code(RunConfig.model_construct(**settings))
+        assert tasks.names_own_code(RunConfig.model_construct(None, **settings))
 
 
 def test_cells_in_turns_stop_when_asked_and_go_on_later(tmp_path: Path) -> None:
