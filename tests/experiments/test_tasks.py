@@ -46,6 +46,14 @@ def test_cells_in_turns_leave_what_they_leave_alone(tmp_path: Path) -> None:
         assert saved_run.read(given[i].folder).history.rows == alone.history.rows
 
 
+def test_code_of_the_user_s_own_does_not_run_in_turns() -> None:
+    """Runs in turns share their data and have streams of their own, so it could write to the same memory for both."""
+    assert not tasks.names_own_code(make({"method": "normec", "model": "mlp"}))
+    own = {"data": "mine.py:DATA"}, {"model": "mine.py:Model"}, {"method": "mine.py:Method"}, {"method": "installed"}
+    for settings in own:
+        assert tasks.names_own_code(RunConfig.model_construct(None, **settings))
+
+
 def test_cells_in_turns_stop_when_asked_and_go_on_later(tmp_path: Path) -> None:
     of = make({"clients": 5, "rounds": 50, "private": False, "lr": 0.1})
     task = tasks.Task(0, of, tmp_path / "run")

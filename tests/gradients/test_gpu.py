@@ -44,6 +44,7 @@ from normec import (
     train,
 )
 from normec.data.augment import CropFlip, Normalize
+from normec.gradients.choice import choose_engine
 from normec.gradients.engine import Block
 from normec.gradients.loop import LoopEngine
 from normec.gradients.precision import Precision, products
@@ -327,6 +328,57 @@ def check_recorded() -> None:
             assert len(mine._graphs._kept) == 2
 
 
+_GATES: dict[torch.dtype, Tensor] = {}
+
+
+class GatesInOneTable(nn.Module):
+    """A network that writes its gates to memory outside of itself, which all copies of it share."""
+
+    def __init__(self, kept: bool) -> None:
+        super().__init__()
+        self.first, self.last, self.kept = nn.Linear(64, 4096), nn.Linear(4096, 64), kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        gates = _GATES[x.dtype] if self.kept else torch.empty_like(hidden.detach())
+        with torch.no_grad():
+            gates[: len(x)].copy_(hidden > 0)
+        found: Tensor = self.last(hidden * gates[: len(x)])
+        return found
+
+
+class KeptTargets:
+    """Cross entropy with a table of targets that every call fills anew."""
+
+    def __init__(self, records: int, classes: int) -> None:
+        self._table = torch.empty(records, classes, device=DEVICE)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        table = self._table[: len(targets)]
+        table.zero_().scatter_(1, targets[:, None], 1.0)
+        return -(table * F.log_softmax(outputs, 1)).sum(1).mean()
+
+
+def check_memory_that_clients_share() -> None:
+    """What a loss or a model of the user's own writes for one client does not reach another."""
+    records, device = 4096, torch.device(DEVICE)
+    for dtype in (torch.float32, torch.float64):
+        _GATES[dtype] = torch.empty(records, 4096, device=device, dtype=dtype)
+    for loss, kept in ((KeptTargets(records, 64), False), (F.cross_entropy, True)):
+        torch.manual_seed(0)
+        parts = [(torch.randn(records, 64), torch.randint(64, (records,))) for _ in range(12)]
+        clients = [TensorDataset(inputs.to(device), targets.to(device)) for inputs, targets in parts]
+        of = Problem(GatesInOneTable(kept).to(device), loss, clients)
+        with products("float32"):
+            fast, loop = (choose_engine(name, of, None, 0, None, "float32", private=True) for name in ("auto", "loop"))
+            expected = torch.cat([block.grads.clone() for block in loop.blocks(of.x0, {}, 0)])
+            for round in range(6):
+                found = torch.cat([block.grads.clone() for block in fast.blocks(of.x0, {}, round)])
+                near(found, expected, 1e-4, (kept, round))
+        assert fast.name == "recorded"
+    _GATES.clear()
+
+
 def check_models_that_are_not_recorded() -> None:
     """They train by the engine's plain loop, with one line, to the loop's numbers."""
     for how, words in (("counts", "plain attributes"), ("draws", "on the host"), ("waits", "no CUDA graph")):
@@ -411,6 +463,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     for check in (
         check_graphs,
         check_recorded,
+        check_memory_that_clients_share,
         check_models_that_are_not_recorded,
         check_graphed_rounds,
         check_no_hidden_sync,

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import random
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrize
+from torch.utils.data import TensorDataset
 
-from normec import Compute, NormEC, train
+from normec import Compute, NormEC, Problem, train
 from normec.gradients.cuda_graphs import CudaGraphs
-from normec.gradients.recorded import RecordedEngine, _attributes, _host_generators
+from normec.gradients.recorded import RecordedEngine, _attributes, _host_generators, may_run_side_by_side
+from normec.gradients.shared.rules import has_own_code
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches
 
@@ -128,3 +135,41 @@ def test_what_one_client_writes_to_the_parameters_does_not_reach_another() -> No
     loop, *_ = engines(case, BATCH)
     assert apart(before, everything(loop, case, 0)) < 1e-6
     torch.testing.assert_close(after.grads[1:], everything(loop, case, 1).grads[1:], rtol=1e-5, atol=1e-6)
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.last = nn.Parameter(torch.ones(6)), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.scale * x)
+        return found
+
+
+def test_code_that_may_write_to_the_same_memory_sees_one_client_at_a_time() -> None:
+    """All clients share the loss and the transform, and copies of a model share what is no attribute."""
+
+    def together(model: nn.Module, private: bool, loss: Any = F.cross_entropy, **more: Any) -> bool:
+        clients = [TensorDataset(torch.randn(4, 6), torch.arange(4)) for _ in range(2)]
+        return may_run_side_by_side(Problem(model, loss, clients, **more), private)
+
+    def own_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets)
+
+    def hook(module: nn.Module, given: Any, found: Tensor) -> Tensor:  # noqa: ARG001
+        return found
+
+    known = nn.Sequential(nn.Linear(6, CLASSES), nn.Dropout(0.5))
+    for private in (False, True):
+        for loss in (F.cross_entropy, nn.CrossEntropyLoss(), partial(F.cross_entropy, label_smoothing=0.1)):
+            assert together(known, private, loss)
+        for own in (own_loss, partial(own_loss, targets=torch.arange(4))):
+            assert has_own_code(own)
+        assert not together(known, private, own_loss)
+        assert not together(known, private, transform=lambda inputs: inputs)
+    parametrize.register_parametrization(weighted := Own(), "scale", nn.Softplus())  # its class is one of PyTorch
+    (hooked := copy.deepcopy(known)).register_forward_hook(hook)
+    for model in (Own(), weighted, hooked):
+        assert together(model, private=False)
+        assert not together(model, private=True)

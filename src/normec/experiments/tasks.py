@@ -26,10 +26,12 @@ from pathlib import Path
 
 import torch
 
+from ..algorithms.catalogue import METHODS
 from ..errors import Diverged, UsageError
 from ..problems.problem import Problem
 from ..settings.config import RunConfig
 from ..storage.history import Row
+from ..system.code_files import in_a_file
 from ..training.callbacks import Callback
 from ..training.interleaved import run_interleaved
 from ..training.saved_run import Result
@@ -83,12 +85,16 @@ StopAsked = Callable[[], bool]
 def run_group(group: Sequence[Task], report: Report, stop_asked: StopAsked = lambda: False) -> None:
     """Run the cells of a group: in turns on a GPU, one round each, and one after another otherwise.
 
+    Runs in turns have streams of their own and share their data, so code of the user's own, which may write to the same
+    memory in every call, runs for one cell after another.
+
     A cell that cannot run is reported as failed, whatever the reason, and the others continue. After a request to stop,
     cells that have not begun are skipped.
     """
     device = build.device(group[0].config.device)
     alike = len({(task.config.device, task.config.precision) for task in group}) == 1
-    if len(group) > 1 and device.type == "cuda" and alike and not stop_asked():
+    own = any(names_own_code(task.config) for task in group)
+    if len(group) > 1 and device.type == "cuda" and alike and not own and not stop_asked():
         _run_in_turns(group, device, report, stop_asked)
         return
     for task in group:
@@ -99,6 +105,11 @@ def run_group(group: Sequence[Task], report: Report, stop_asked: StopAsked = lam
         report(Progress(task.index, ending=ending))
         if ending.status == "interrupted":
             return
+
+
+def names_own_code(config: RunConfig) -> bool:
+    """Whether the data, the model or the method of a run are code that does not belong to this library."""
+    return in_a_file(config.data) or in_a_file(config.model) or config.method not in METHODS
 
 
 def _run_in_turns(group: Sequence[Task], device: torch.device, report: Report, stop_asked: StopAsked) -> None:

@@ -195,7 +195,7 @@ def _fast(
                 problem, records, batches, seed, precision, rules, private=private, compilation=compilation
             )
         case "recorded":
-            return RecordedEngine(problem, records, batches, seed, precision)
+            return RecordedEngine(problem, records, batches, seed, precision, private=private)
         case "batched":
             return BatchedEngine(problem, records, batches, seed, precision, local=local)
         case _:

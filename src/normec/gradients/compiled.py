@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
@@ -45,6 +45,11 @@ class CompiledEngine(BlockEngine):
             # Dropout must draw the same numbers as in the loop, not numbers of the compiler.
             self._copy.forward = torch.compile(self._copy.model, dynamic=False, options={"fallback_random": True})
         self._block = max(1, _BLOCK_FLOATS // len(problem.x0))
+
+    @property
+    def copies(self) -> Sequence[nn.Module]:
+        """The copies of the model that are called in its place."""
+        return [self._copy.model]
 
     def shrink(self) -> bool:
         return False  # it already computes one client at a time

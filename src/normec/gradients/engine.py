@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..problems.objective import Buffers
 
@@ -60,6 +60,12 @@ class Block:
     def row_numbers(self) -> Tensor:
         """`rows` as a tensor of numbers on the host."""
         return self.clients - self.first
+
+
+def copies_of(engine: Engine) -> Sequence[nn.Module]:
+    """Return the copies of the model that an engine calls in place of the problem's, if it has any."""
+    found: Sequence[nn.Module] = getattr(engine, "copies", ())
+    return found
 
 
 class GradientTable:

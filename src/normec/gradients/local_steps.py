@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..algorithms.local_steps import LocalSteps
 from ..problems.objective import Buffers, Objective
 from ..sampling.batches import Batches, BatchSource
 from .cuda_graphs import CudaGraphs
-from .engine import Block, Engine, upload
+from .engine import Block, Engine, copies_of, upload
 from .loop import LoopEngine
 from .precision import Precision
 
@@ -89,6 +89,10 @@ class OneByOne:
     def threads(self) -> int:
         return self._engine.threads
 
+    @property
+    def copies(self) -> Sequence[nn.Module]:
+        return copies_of(self._engine)
+
     def shrink(self) -> bool:
         return False
 
@@ -134,6 +138,10 @@ class LocalEngine:
     @property
     def threads(self) -> int:
         return self._engine.threads
+
+    @property
+    def copies(self) -> Sequence[nn.Module]:
+        return copies_of(self._engine)
 
     def shrink(self) -> bool:
         """Make groups smaller after running out of memory; returns False if they cannot be smaller."""

@@ -1,7 +1,8 @@
 """Client by client on a GPU, recorded as one CUDA graph: for models that the shared pass has no rule for.
 
 The loop over a block of clients is plain autograd and needs no rules. Python only takes part in the recording: the
-replay launches the same kernels for new records. Some clients run side by side, on streams of their own.
+replay launches the same kernels for new records. Some clients run side by side, on streams of their own, where no code
+of the user's own could write to the same memory for two of them.
 
 A replay repeats what Python did once. Therefore a model is only recorded if it does the same every time, as far as
 this can be seen: it reads no values from the device, draws no numbers from generators of the host, and leaves no plain
@@ -39,6 +40,7 @@ from .cuda_graphs import CudaGraphs
 from .engine import Block, BlockEngine, GradientTable, upload
 from .model_copy import ModelCopy
 from .precision import Precision
+from .shared.rules import has_own_code
 
 _BLOCK_FLOATS = 2**28  # numbers in a block of gradients
 _BLOCK_CLIENTS = 32  # clients in a recording
@@ -58,21 +60,27 @@ class RecordedEngine(BlockEngine):
         batches: Batches | None,
         seed: int,
         precision: Precision = "tf32",
+        *,
+        private: bool = False,
     ) -> None:
+        """In a `private` run, no two clients run a model of the user's own at the same time."""
         self._problem, self._seed = problem, seed
         self._feed = BatchFeed(problem, records, batches, seed)
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
         self._block = int(max(1, min(_BLOCK_CLIENTS, _BLOCK_FLOATS // len(problem.x0))) * typical)
         device = problem.x0.device
-        # A transform of the user's own may write all results to the same memory, so it runs on one stream.
-        apart = treats_records_alone(problem.transform) and treats_records_alone(problem.augment)
-        streams = _STREAMS if device.type == "cuda" and apart else 1
+        streams = _STREAMS if device.type == "cuda" and may_run_side_by_side(problem, private) else 1
         self._copies = [ModelCopy(problem, records, precision) for _ in range(streams)]
         self._streams = [torch.cuda.Stream(device) for _ in self._copies] if device.type == "cuda" else []
         self._generators = _Generators(device)
         self._graphs = _graphs() if device.type == "cuda" else None
         self._calls = Counter[tuple[int, ...]]()
         self._grads = GradientTable()
+
+    @property
+    def copies(self) -> Sequence[nn.Module]:
+        """The copies of the model that are called in its place."""
+        return [copy.model for copy in self._copies]
 
     def shrink(self) -> bool:
         self._grads, self._graphs = GradientTable(), (_graphs() if self._graphs is not None else None)
@@ -170,6 +178,17 @@ class RecordedEngine(BlockEngine):
         if slope is not None:
             work.grads.add_(slope)
         return losses + base
+
+
+def may_run_side_by_side(problem: Problem, private: bool) -> bool:
+    """Whether clients may be computed at the same time: code of the user's own may write to the same memory for each.
+
+    All clients share the transform and the loss, which may keep a table and fill it for every batch. Every copy of the
+    model has attributes of its own, but the code of a module may also write to memory that is no attribute. In a
+    private run, where one client's data must not reach another's message, such a model runs on one stream as well.
+    """
+    shared = treats_records_alone(problem.transform) and treats_records_alone(problem.augment)
+    return shared and not has_own_code(problem.loss) and not (private and has_own_code(problem.model))
 
 
 def _graphs() -> CudaGraphs:

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..algorithms.operators import norms
 from ..errors import UsageError
 from ..problems.client_data import ResidentRecords, synthetic
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
-from .engine import Block, Engine
+from .engine import Block, Engine, copies_of
 from .precision import Precision
 from .shared.slots import NoRule
 
@@ -99,6 +99,10 @@ class VerifiedEngine:
     @property
     def threads(self) -> int:
         return self._engine.threads
+
+    @property
+    def copies(self) -> Sequence[nn.Module]:
+        return copies_of(self._engine)
 
     def blocks(
         self,

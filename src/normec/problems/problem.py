@@ -500,15 +500,20 @@ class Problem:
                     buffers[name].copy_(after.detach())
                 module._buffers[key] = own[name]
 
-    def moved_constants(self) -> list[str] | None:
-        """Return the frozen parameters that training has changed; None if the model has no frozen parameters."""
-        now = dict(self.model.named_parameters())
+    def moved_constants(self, copies: Iterable[nn.Module] = ()) -> list[str] | None:
+        """Return the frozen parameters that training has changed; None if the model has no frozen parameters.
+
+        `copies` are copies of the model that an engine calls in its place.
+        """
         frozen = [(name, p) for name, p in self._untouched.named_parameters() if not p.requires_grad]
-        return (
-            None
-            if not frozen
-            else [name for name, before in frozen if name not in now or not torch.equal(before, now[name])]
-        )
+        if not frozen:
+            return None
+        models = [dict(model.named_parameters()) for model in (self.model, *copies)]
+        return [
+            name
+            for name, before in frozen
+            if any(name not in now or not torch.equal(before, now[name]) for now in models)
+        ]
 
     @property
     def statistics(self) -> bool:

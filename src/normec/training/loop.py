@@ -24,7 +24,7 @@ from ..algorithms.method import Method, Steps
 from ..algorithms.registry import works_by_rows
 from ..errors import BudgetSpent, Diverged, UsageError
 from ..gradients.choice import choose_engine
-from ..gradients.engine import Block, Engine
+from ..gradients.engine import Block, Engine, copies_of
 from ..privacy.display import shown_epsilon
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
@@ -337,6 +337,7 @@ class TrainingLoop:
             self._count(state, count)
             return
         self._pay(state)  # noise leaves even where nobody was drawn
+        self._refuse_late_moves(state)
         total = self._no_messages(state) if total is None else total
         if drawn is not None:
             with self.watch.span("update"):
@@ -437,8 +438,18 @@ class TrainingLoop:
         with self.watch.span("payment"):
             self.budget.pay(state.round, self._release_key())
 
+    def _refuse_late_moves(self, state: State) -> None:
+        """Refuse, before the sums of several ranks leave them, what a block after the payment has moved. Collective.
+
+        One process looks again at every block (`_pay`).
+        """
+        if self.mechanism is None or self.budget is None or self.communicator.size == 1 or state.round in self.recorded:
+            return
+        if self._on_host or not self.mechanism.simulated:
+            self.budget.refuse_moving_state(state.buffers, self._moved_constants())
+
     def _moved_constants(self) -> list[str] | None:
-        return self.problem.moved_constants() if isinstance(self.problem, Problem) else None
+        return self.problem.moved_constants(copies_of(self.engine)) if isinstance(self.problem, Problem) else None
 
     def _release_key(self) -> str | None:
         """Return the key of a release whose repetition would give the same bits; None if no release repeats.

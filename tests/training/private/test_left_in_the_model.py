@@ -11,7 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import Compute, NormEC, Privacy, Problem, Run, UsageError, train
+from normec import DPSGD, Clip, Compute, NormEC, Privacy, Problem, Run, UsageError, train
+from normec.gradients import compiled
+from normec.gradients import loop as loop_engine
+from normec.training.communicator import Communicator, SingleProcess
 
 
 class Centres(nn.Module):
@@ -120,10 +123,49 @@ def test_running_means_in_an_attribute_stay_in_the_run(engine: str) -> None:
     assert one.history["test_loss"] == other.history["test_loss"]  # x stands still
 
 
-@pytest.mark.parametrize("engine", ["auto", "loop", "batched"])
+@pytest.mark.parametrize("engine", ["auto", "loop", "batched", "recorded"])
 def test_running_means_in_a_frozen_parameter_are_refused(engine: str) -> None:
     with pytest.raises(UsageError, match=r"the frozen parameter 0\.mean changes with the data"):
         trained(problem(centring("parameter"), 0.0), compute=Compute(engine=engine))
+
+
+class Flips(nn.Module):
+    """Outputs that have once been large make a frozen sign negative, for all later clients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.sign = nn.Linear(4, 3), nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(x) * self.sign.clone()
+        with torch.no_grad():
+            self.sign.copy_(torch.where(found.abs().max() > 30, -1.0, self.sign))
+        return found
+
+
+class FirstOfTwo(SingleProcess):
+    """Rank 0 of two; the other one has no clients."""
+
+    size = 2
+
+
+COMPILED = pytest.param("compiled", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("engine", ["loop", "recorded", COMPILED])
+@pytest.mark.parametrize("communicator", [None, FirstOfTwo()], ids=["one process", "two ranks"])
+def test_a_sign_that_one_client_changes_for_others_stops_the_run_before_their_sum(
+    engine: str, communicator: Communicator | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies of the model are looked at as well, and blocks after the one that was paid for first."""
+    for module in (loop_engine, compiled):
+        monkeypatch.setattr(module, "_BLOCK_FLOATS", 1)  # a block for each client
+    torch.manual_seed(0)
+    sets = [TensorDataset(torch.rand(10, 4), torch.randint(3, (10,))) for _ in range(12)]
+    sets[3].tensors[0].mul_(1e3)  # the check of a few clients before the run sees clients 0, 1, 6 and 11
+    of, compute = Problem(Flips(), F.cross_entropy, sets), Compute(engine=engine, communicator=communicator)
+    with pytest.raises(UsageError, match=r"the frozen parameter sign changes with the data"):
+        train(of, DPSGD(Clip(0.1)), lr=1.0, rounds=1, seed=0, privacy=Privacy(epsilon=1), compute=compute)
 
 
 @pytest.mark.parametrize("detached", [True, False])

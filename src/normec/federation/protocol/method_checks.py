@@ -35,8 +35,11 @@ def first_state(steps: Steps) -> Tables:
 
 
 def as_kept(tables: Tables, steps: Steps) -> Tables:
-    """A client's tables in the precision that `client_init` chose for them."""
-    return {name: rows.detach().to(steps.initial_client_state[name].dtype) for name, rows in tables.items()}
+    """A copy of a client's tables in the precision that `client_init` chose for them.
+
+    The method's next function may write to the memory of what the last one returned.
+    """
+    return {name: rows.detach().to(steps.initial_client_state[name].dtype, copy=True) for name, rows in tables.items()}
 
 
 def as_used(tables: Tables, like: Tensor) -> Tables:

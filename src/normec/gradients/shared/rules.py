@@ -16,6 +16,7 @@ import copy
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -397,6 +398,31 @@ def refuse_foreign_code(problem: Problem) -> None:
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if any(type(tensor) not in (nn.Parameter, nn.Buffer, Tensor) for tensor in own):
             raise NoRule(f"{name} holds a tensor of an unknown type")
+
+
+def has_own_code(part: Any) -> bool:
+    """Whether a model or a loss calls code that belongs neither to PyTorch nor to this library."""
+    if type(part) is partial:
+        return has_own_code(part.func)
+    if not isinstance(part, nn.Module):
+        return _is_foreign(part)
+    if torch_modules._has_any_global_hook():
+        return True
+    return any(
+        _is_foreign(module)
+        or _hooked(module)
+        or any(callable(value) and _is_foreign(value) for value in vars(module).values())
+        or any(_is_foreign(one) for one in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+        for module in part.modules()
+    )
+
+
+def _is_foreign(thing: Any) -> bool:
+    """Whether a function, or a class of an object, belongs neither to PyTorch nor to this library."""
+    function = isinstance(thing, FunctionType | BuiltinFunctionType)
+    # A parametrization gives a module a class of PyTorch's below its own class.
+    named = [thing] if function else type(thing).__mro__[:-1]
+    return any(str(one.__module__).partition(".")[0] not in ("torch", __package__.partition(".")[0]) for one in named)
 
 
 def _treats_records_independently(module: Any) -> bool:
