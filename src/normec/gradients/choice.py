@@ -195,9 +195,8 @@ def _fast(
         case "compiled shared" | "compiled operations":
             rules = ModuleModel if kind == "compiled shared" else OperationModel
             compilation = Compilation(drawn, compiling)
-            return SharedEngine(
-                problem, records, batches, seed, precision, rules, private=private, compilation=compilation
-            )
+            given = problem, records, batches, seed, precision, rules
+            return SharedEngine(*given, private=private, record_clip=record_clip, compilation=compilation)
         case "recorded":
             return RecordedEngine(problem, records, batches, seed, precision, private=private)
         case "batched":
