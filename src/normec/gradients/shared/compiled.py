@@ -2,7 +2,9 @@
 
 The forward and backward pass of a block runs once under a tracer, with all rules, and the tracer keeps its operations:
 a function from x and the records to the losses and the gradients of every parameter. The graph does in every round what
-Python did once, as a CUDA graph does. The tracer cannot follow code that reads values, so a model that does is refused.
+Python did once, as a CUDA graph does. So the tracer sees tensors without values: code that reads values in any way, as
+C++ code does where lengths are given in a tensor, fails and is refused. Otherwise a number that was read in one client's
+data would decide in every later round.
 
 Compiling takes tens of seconds and depends on the shapes, so only rounds of the usual shape are compiled: those of all
 clients, or of the usual number of drawn clients. All others, and evaluations, run uncompiled.
@@ -34,27 +36,33 @@ log = logging.getLogger("normec")
 class Compilation:
     """What is compiled: rounds of `drawn` clients (None: all of them; 0: their number varies, so nothing is).
 
-    Without `compiling` the pass is traced and its graph runs as it is.
+    Without `compiling` the pass is traced and its graph runs as it is. With `every` shape, nothing else runs: this is
+    for comparisons, whose few clients have none of the usual shapes.
     """
 
     drawn: int | None = None
     compiling: bool = True
+    every: bool = False
 
 
 class CompiledPass:
     """The passes of the usual shapes; nothing is chosen by measured times, so that a second run has the same bits."""
 
-    def __init__(self, sink: GradientSink, back_and_forth: Callable[..., Tensor], compiling: bool) -> None:
+    def __init__(self, sink: GradientSink, back_and_forth: Callable[..., Tensor], how: Compilation) -> None:
         """`back_and_forth(inputs, targets, modes)` fills the sink and returns the losses, while `modes` are active."""
-        self._sink, self._back_and_forth, self._compiling = sink, back_and_forth, compiling
+        self._sink, self._back_and_forth, self._how = sink, back_and_forth, how
         self._graphs: dict[tuple[int, ...], Graph] = {}
-        self.shapes: set[tuple[int, ...]] = set()
+        self._shapes: set[tuple[int, ...]] = set()
         self.failed = False  # whether a graph runs as it is because the compiler has failed
 
     def use(self, shapes: Iterable[tuple[int, int]]) -> None:
         """Compile passes of so many clients and records of each; of many shapes, the most common ones."""
-        self.shapes = {shape for shape, _ in Counter(shapes).most_common(_MOST)}
+        self._shapes = {shape for shape, _ in Counter(shapes).most_common(_MOST)}
         self._graphs.clear()
+
+    def suits(self, targets: Tensor) -> bool:
+        """Whether a pass of this shape is one of the usual ones."""
+        return self._how.every or tuple(targets.shape[:2]) in self._shapes
 
     @property
     def traced(self) -> set[tuple[int, ...]]:
@@ -75,10 +83,10 @@ class CompiledPass:
 
     def _compile(self, names: list[str], inputs: tuple[Tensor, ...]) -> Graph:
         """Return the pass as a function of x, the inputs, the targets and the buffers, which it leaves as they are."""
-        from torch._subclasses.fake_tensor import FakeTensorMode
+        from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
         from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
 
-        modes = ProxyTorchDispatchMode, FakeTensorMode  # the tracer, and how it notes the shapes of results
+        modes = ProxyTorchDispatchMode, FakeTensorMode, FakeTensor  # the tracer, and tensors without values
 
         def once(x: Tensor, ready: Tensor, targets: Tensor, *buffers: Tensor) -> tuple[Tensor, ...]:
             tables = [x.new_empty(len(targets), *slot.shape) for slot in self._sink.slots]
@@ -90,14 +98,14 @@ class CompiledPass:
 
         try:
             with torch.no_grad():
-                graph: Any = make_fx(once)(*inputs)
+                graph: Any = make_fx(once, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
         except (NoRule, torch.OutOfMemoryError):
             raise
         except Exception as error:
             raise NoRule(
                 "the model cannot be traced: it reads values, or leaves tensors of one pass for the next"
             ) from error
-        return self._fused(graph, inputs) if self._compiling else graph
+        return self._fused(graph, inputs) if self._how.compiling else graph
 
     def _fused(self, graph: Any, inputs: tuple[Tensor, ...]) -> Graph:
         """Return the compiled graph, or the graph itself where TorchInductor cannot work."""
