@@ -119,6 +119,22 @@ class Stores(nn.Linear):
         return super().forward(input)
 
 
+class LastTargets(nn.Module):
+    """A loss that shows what it saw last."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.seen = targets
+        return F.cross_entropy(outputs, targets)
+
+
+def test_a_loss_that_shows_what_it_saw_is_not_traced() -> None:
+    """The graph would not show it what later rounds see."""
+    clients = [TensorDataset(torch.randn(6, 6), torch.arange(6) % CLASSES) for _ in range(3)]
+    _, traced = passes(of := Problem(nn.Linear(6, CLASSES), LastTargets(), clients))
+    with pytest.raises(NoRule):
+        everything(traced, of)
+
+
 @pytest.mark.parametrize("make", [Branches, Stores])
 def test_what_cannot_be_traced_is_refused(make: Callable[[int, int], nn.Module]) -> None:
     torch.manual_seed(0)

@@ -3,8 +3,8 @@
 The forward and backward pass of a block runs once under a tracer, with all rules, and the tracer keeps its operations:
 a function from x and the records to the losses and the gradients of every parameter. The graph does in every round what
 Python did once, as a CUDA graph does. So the tracer sees tensors without values: code that reads values in any way, as
-C++ code does where lengths are given in a tensor, fails and is refused. Otherwise a number that was read in one client's
-data would decide in every later round.
+C++ code does where lengths are given in a tensor, fails and is refused. Otherwise a number that was read in the data of
+one client would decide in every later round.
 
 Compiling takes tens of seconds and depends on the shapes, so only rounds of the usual shape are compiled: those of all
 clients, or of the usual number of drawn clients. All others, and evaluations, run uncompiled.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...problems.objective import Buffers
 from .slots import GradientSink, NoRule
@@ -28,6 +28,7 @@ from .slots import GradientSink, NoRule
 Graph = Callable[..., tuple[Tensor, ...]]
 
 _MOST = 2  # the most shapes that are compiled
+_UNTRACED = "the model cannot be traced: it reads values, or leaves tensors of one pass for the next"
 
 log = logging.getLogger("normec")
 
@@ -48,9 +49,14 @@ class Compilation:
 class CompiledPass:
     """The passes of the usual shapes; nothing is chosen by measured times, so that a second run has the same bits."""
 
-    def __init__(self, sink: GradientSink, back_and_forth: Callable[..., Tensor], how: Compilation) -> None:
-        """`back_and_forth(inputs, targets, modes)` fills the sink and returns the losses, while `modes` are active."""
-        self._sink, self._back_and_forth, self._how = sink, back_and_forth, how
+    def __init__(
+        self, sink: GradientSink, back_and_forth: Callable[..., Tensor], loss: object, how: Compilation
+    ) -> None:
+        """`back_and_forth(inputs, targets, modes)` fills the sink and returns the losses, while `modes` are active.
+
+        It calls the user's own `loss`.
+        """
+        self._sink, self._back_and_forth, self._loss, self._how = sink, back_and_forth, loss, how
         self._graphs: dict[tuple[int, ...], Graph] = {}
         self._shapes: set[tuple[int, ...]] = set()
         self.failed = False  # whether a graph runs as it is because the compiler has failed
@@ -102,9 +108,9 @@ class CompiledPass:
         except (NoRule, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            raise NoRule(
-                "the model cannot be traced: it reads values, or leaves tensors of one pass for the next"
-            ) from error
+            raise NoRule(_UNTRACED) from error
+        if any(isinstance(held, FakeTensor) for held in _attributes(self._loss)):
+            raise NoRule(_UNTRACED)
         return self._fused(graph, inputs) if self._how.compiling else graph
 
     def _fused(self, graph: Any, inputs: tuple[Tensor, ...]) -> Graph:
@@ -122,6 +128,13 @@ class CompiledPass:
             traced: Graph = graph
             return traced
         return fused
+
+
+def _attributes(part: object) -> Iterator[object]:
+    """Yield what an object, or a module and those inside it, hold in attributes, and in lists of them."""
+    for one in part.modules() if isinstance(part, nn.Module) else [part]:
+        for value in getattr(one, "__dict__", {}).values():
+            yield from value if isinstance(value, list | tuple) else (value,)
 
 
 @contextmanager

@@ -99,7 +99,7 @@ class SharedEngine(BlockEngine):
         self._compilation, self._compiled = compilation, None
         if compilation is not None:
             self.name = "compiled"
-            self._compiled = CompiledPass(self._sink, self._back_and_forth, compilation)
+            self._compiled = CompiledPass(self._sink, self._back_and_forth, problem.loss, compilation)
             self._compiled.use(self._usual_shapes(compilation.drawn))
 
     @property
