@@ -76,6 +76,8 @@ def test_packed_sequences_are_left_to_the_loop() -> None:
         everything(shared, of)
     chosen = choose_engine("auto", of, Batches(of.sizes, BATCH, 1), 1)
     assert apart(everything(chosen, of), everything(loop, of)) < CLOSE
+    with pytest.raises(UsageError, match="record at a time"):
+        everything(LoopEngine(of, None, 0, RecordClip(0.3)), of)
 
 
 @pytest.mark.parametrize("name", [*RECURRENT, "dropout of all"])

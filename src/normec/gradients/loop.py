@@ -226,7 +226,7 @@ def record_gradients(
         try:
             grads, values = each(x, inputs, targets)
         except RuntimeError as error:
-            if "atching rule" not in str(error):
+            if "atching rule" not in str(error) and "vmap" not in str(error):
                 raise
             raise UsageError(
                 "the model, the loss or the transform uses an operation that torch.func.vmap cannot apply to one "
