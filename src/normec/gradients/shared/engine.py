@@ -101,8 +101,14 @@ class SharedEngine(BlockEngine):
         self._compilation, self._compiled = compilation, None
         if compilation is not None:
             self.name = "compiled"
-            self._compiled = CompiledPass(self._sink, self._back_and_forth, compilation.compiling, record_clip)
+            self._compiled = CompiledPass(self._sink, self._back_and_forth, problem.loss, compilation, record_clip)
             self._compiled.use(self._usual_shapes(compilation.drawn))
+
+    @property
+    def variant(self) -> str:
+        """A graph that runs as it is uses other kernels than the pass that was traced."""
+        failed = self._compiled is not None and self._compiled.failed
+        return super().variant + (", traced" if failed else "")
 
     def shrink(self) -> bool:
         self._grads, self._graphs = GradientTable(), (CudaGraphs() if self._graphs is not None else None)
@@ -279,7 +285,7 @@ class SharedEngine(BlockEngine):
 
     def _fill(self, x: Tensor, grads: Tensor, own: Buffers, ready: Tensor, targets: Tensor) -> Tensor:
         """Fill `grads` and update the buffers `own` of a block; returns the losses without the penalty."""
-        if self._compiled is not None and tuple(targets.shape[:2]) in self._compiled.shapes:
+        if self._compiled is not None and self._compiled.suits(targets):
             losses = self._compiled.run(x, grads, own, ready, targets)
             if self._compiled.failed:
                 self.name = SharedEngine.name
@@ -295,7 +301,7 @@ class SharedEngine(BlockEngine):
         """Fill `grads` with sums of clipped gradients; returns the losses of all records."""
         if self._clip is None:
             raise TypeError("there is no clip")
-        if whole and self._compiled is not None and tuple(weights.shape) in self._compiled.shapes:
+        if whole and self._compiled is not None and self._compiled.suits(weights):
             losses = self._compiled.run(x, grads, own, ready, targets, weights)
             if self._compiled.failed:
                 self.name = SharedEngine.name
