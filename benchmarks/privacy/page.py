@@ -617,8 +617,8 @@ def _published(held: Held) -> list[str]:
     if same:
         missed = [one for one in same if one.apart < -CLOSE]
         misses = "".join(
-            f" Missed by {-CLOSE - one.apart:.2f} points on {one.shows}, with {100 * one.best['validation']:.1f} % on "
-            "validation data."
+            f" Missed by {-CLOSE - one.apart:.2f} points on {one.shows}, with {100 * one.best['validation']:.2f} % on "
+            f"validation data{''.join(map('; '.__add__, one.others_close))}."
             for one in missed
         )
         found += [
@@ -669,6 +669,7 @@ class _Beside:
     study: Study
     published: Published
     best: Record
+    others: tuple[Record, ...]
     not_run: tuple[str, ...]
 
     @property
@@ -691,6 +692,16 @@ class _Beside:
         ]
 
     @property
+    def others_close(self) -> list[str]:
+        """Those that are close to the published result, but are not chosen on validation data."""
+        return [
+            f"{one['method']} has {100 * one['accuracy']:.2f} % on test data, but {100 * one['validation']:.2f} % on "
+            "validation data"
+            for one in self.others
+            if 100 * float(one["accuracy"]) - self.published.accuracy >= -CLOSE
+        ]
+
+    @property
     def missing(self) -> str:
         """A sentence on the contenders that have not run."""
         if not self.not_run:
@@ -707,7 +718,8 @@ def _beside(study: Study, records: Sequence[Record]) -> list[_Beside]:
         left = tuple(name for name in study.contenders if name not in own)
         if own and (published.other or not left):
             best = max(own.values(), key=lambda one: float(one["validation"]))
-            found.append(_Beside(study, published, best, left))
+            others = tuple(one for one in own.values() if one is not best)
+            found.append(_Beside(study, published, best, others, left))
     return found
 
 
