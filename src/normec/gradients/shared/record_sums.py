@@ -10,12 +10,14 @@ with R. So one backward pass is enough ("book-keeping", Bu et al., arXiv 2210.00
 all records' gradients (`tables`) is less work: one product for each record, of which the norm and the sum are taken.
 
 **The norm is never too small.** A table is computed in the precision of the backward pass, because the norm is that of
-the numbers in it, however they were rounded. Without a table, the norm and the sum come from different products. The
-double sum cancels, and the error of computing it in floating point is relative to K = (Σₜ ‖L_t‖ ‖R_t‖)², not to the
-sum. `_SLACK` · u · K is added to it, u the unit roundoff, which exceeds that error for inner products in blocks. Where
-T = 1 nothing cancels and nothing is added. A clipped gradient is therefore never longer than the clip, up to the
-rounding of the product with which it is added to the sum. All but the tables is computed in the precision of x, without
-TF32.
+the numbers in it, however they were rounded. Without a table, the norm and the sum come from different products, which
+round differently what cancels: the error of both is relative to K = (Σₜ ‖L_t‖ ‖R_t‖)², not to the sum. So a term
+`_SLACK` · u · K, u the unit roundoff, is added to the squared norm, whether it comes from the double sum or from the
+gradients of some records at a time. This exceeds the error of the double sum for inner products in blocks, and
+positions that cancel get a factor of at most C/√(`_SLACK` · u · K), with which the rounding error of the sum is a small
+part of the clip C. Where T = 1 nothing cancels and nothing is added. A clipped gradient is therefore never longer than
+the clip, up to the rounding of the product with which it is added to the sum. All but the tables is computed in the
+precision of x, without TF32.
 """
 
 from __future__ import annotations
@@ -91,6 +93,19 @@ class Use:
         self.write(rows, *self.tensors)
         return rows.view(records, -1)
 
+    def adds_up(self, records: int) -> bool:
+        """Whether the gradient of a record is a sum of terms, which may cancel."""
+        return self.products is not None or self.tensors[0].numel() != records * self.shape.numel()
+
+    def lengths_of_terms(self, records: int, dtype: torch.dtype) -> Tensor:
+        """Return √K of each record: how long its gradient can be at most if no term cancels another."""
+        if self.products is not None and not self.direct:
+            left, right = self.products(*self.tensors)
+            return _terms(*_square_lengths(left, right)).sum(1).sqrt()
+        # A gradient is a sum of products of numbers in the tensors.
+        positive = tuple(tensor.abs() if tensor.is_floating_point() else tensor for tensor in self.tensors)
+        return norms(replace(self, tensors=positive).each(records, dtype))[:, 0]
+
     @property
     def one_position(self) -> bool:
         """Whether a record has one position, so that its gradient is a product of two vectors, as its norm is."""
@@ -113,14 +128,29 @@ def product_squares(left: Tensor, right: Tensor, same: Tensor | None = None) -> 
 
     `same`, of shape [records, groups, T, T], replaces the inner products of R.
     """
-    inner, outer = left.square().sum(-1), right.square().sum(-1)
-    # Squares below the normal numbers count as the smallest reliable one, so the norm is never too small.
-    inner, outer = (part.clamp_min(smallest_reliable_norm(left.dtype) ** 2) for part in (inner, outer))
+    inner, outer = _square_lengths(left, right)
     if left.shape[2] == 1:
         return (inner * outer).sum((1, 2))
-    most = (inner * outer).sqrt().sum(2).square()
     found = ((left @ left.mT) * (right @ right.mT if same is None else same)).sum((2, 3))
-    return (found.clamp_min(0) + _SLACK * torch.finfo(left.dtype).eps / 2 * most).sum(1)
+    return (found.clamp_min(0) + _slack(left.dtype) * _terms(inner, outer)).sum(1)
+
+
+def _square_lengths(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ‖L_t‖² and ‖R_t‖², [records, groups, T].
+
+    Squares below the normal numbers count as the smallest reliable one, so no norm is too small.
+    """
+    least = smallest_reliable_norm(left.dtype) ** 2
+    return left.square().sum(-1).clamp_min(least), right.square().sum(-1).clamp_min(least)
+
+
+def _terms(inner: Tensor, outer: Tensor) -> Tensor:
+    """Return K of each group, [records, groups], from squared lengths."""
+    return (inner * outer).sqrt().sum(2).square()
+
+
+def _slack(dtype: torch.dtype) -> float:
+    return _SLACK * torch.finfo(dtype).eps / 2
 
 
 def _wide_products(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
@@ -183,10 +213,10 @@ def add_up(
         if fast is None:
             size = several[0].shape.numel()
             parts = [
-                sum_of([use.part(start, stop, records).each(stop - start, weights.dtype) for use in several])
+                _squares_of([use.part(start, stop, records) for use in several], stop - start, weights.dtype)
                 for start, stop in _parts(records, left // max(1, size))
             ]
-            fast = torch.cat([_square_norms([part])[0] for part in parts])
+            fast = torch.cat(parts)
         squares[key] = fast
     absent = None if whole else flat == 0
 
@@ -209,6 +239,15 @@ def add_up(
             more = torch.empty_like(target, memory_format=torch.contiguous_format)
             use.write(more, *use.scaled(shares[key], absent))
             target.add_(more)
+
+
+def _squares_of(uses: Sequence[Use], records: int, dtype: torch.dtype) -> Tensor:
+    """Return upper bounds of the squared norms of some records' gradients, which are not kept."""
+    squares = _square_norms([sum_of([use.each(records, dtype) for use in uses])])[0]
+    if len(uses) == 1 and not uses[0].adds_up(records):
+        return squares
+    lengths = sum_of([use.lengths_of_terms(records, dtype) for use in uses])
+    return squares + _slack(dtype) * lengths.square()
 
 
 def _square_norms(tables: Sequence[Tensor]) -> Sequence[Tensor]:
