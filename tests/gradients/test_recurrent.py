@@ -25,6 +25,7 @@ from .structures import RECURRENT
 CLOSE = 1e-10
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_gradients_are_the_loop_s_by_module(name: str) -> None:
     of = problem(RECURRENT[name])
@@ -36,6 +37,7 @@ def test_gradients_are_the_loop_s_by_module(name: str) -> None:
         assert apart(everything(shared, of, round, clients), everything(loop, of, round, clients)) < CLOSE
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["lstm, two layers, both ways", "gru, sequence first"])
 def test_clipped_records_are_the_loop_s(name: str) -> None:
     of, clip = problem(RECURRENT[name]), RecordClip(0.3)
@@ -77,6 +79,7 @@ def test_packed_sequences_are_left_to_the_loop() -> None:
     assert apart(everything(chosen, of), everything(loop, of)) < CLOSE
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ["lstm", "lstm, two layers, both ways", "lstm without biases"])
 def test_the_loop_clips_the_records_of_an_lstm(name: str) -> None:
     """One record after the other by plain autograd, with PyTorch's own LSTM."""

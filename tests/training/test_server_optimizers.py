@@ -167,6 +167,7 @@ def test_optimizers_and_methods_against_a_loop_by_hand(optimizer: str, method: s
         torch.testing.assert_close(state.estimate, state.memory.mean(0), rtol=0, atol=1e-12)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "name", ["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "adagrad", "adamax", "nadam", "radam", "rprop"]
 )
@@ -205,7 +206,7 @@ SUMS: dict[str, tuple[Any, Privacy, Participation, tuple[float, float]]] = {
 }
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("case", SUMS)
 def test_adambc_subtracts_the_variance_of_the_noise_that_was_added(case: str) -> None:
     """Server steps by hand from the sums that were released, with variances by the recursion s² ← κ² s² + β² ν²."""
@@ -347,6 +348,7 @@ def test_adambc_without_noise_is_adam_without_eps() -> None:
     close(corrected, [x.numpy() for x in adam])
 
 
+@pytest.mark.slow
 def test_adambc_reaches_where_adam_does_not() -> None:
     """Where noise outweighs the gradient, Adam's coordinates all move alike; the correction restores their ratio."""
     variance, small = 1.0, 0.05
@@ -397,7 +399,7 @@ SCHEDULES: dict[str, tuple[Any, Callable[[int, int], float]]] = {
 }
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_schedules_against_their_formulas(name: str, optimizer: str) -> None:
@@ -429,7 +431,7 @@ AVERAGES: dict[str, tuple[Any, Callable[[list[Vector]], Vector]]] = {
 }
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("name", AVERAGES)
 @pytest.mark.parametrize("optimizer", [None, "adam"])
 def test_averages_by_hand(name: str, optimizer: str | None) -> None:
@@ -470,7 +472,7 @@ RESUMED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(13)
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     method, options = RESUMED[name]
@@ -646,6 +648,7 @@ def test_a_claim_about_noise_holds_for_the_code_that_it_was_made_about() -> None
     assert train(problem(), Right(0.3), **how).finished
 
 
+@pytest.mark.slow
 def test_methods_without_a_bound_take_optimizers_too() -> None:
     for method in (EF21(TopK(3)), ErrorFeedback(Identity())):
         run = train(problem(), method, lr=0.05, rounds=60, server_optimizer="adam")

@@ -525,6 +525,7 @@ def test_one_round_with_noise_inside_the_local_steps_is_refuted(monkeypatch: pyt
     assert audit_method(CLIPPED, Privacy(epsilon=8, trust="secure-sum"), local=local, **QUICK).violated
 
 
+@pytest.mark.slow
 def test_one_round_with_a_bit_without_noise_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn_as(no_noise_on_the_bit)(monkeypatch)
     assert audit_method(METHODS["dpsgd-adaptive"], Privacy(epsilon=8, trust="secure-sum"), **QUICK).violated

@@ -231,6 +231,7 @@ WHOLE: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("given", WHOLE.values(), ids=WHOLE)
 def test_whole_numbers_of_numpy_are_taken(given: Callable[[Any], dict[str, Any]], tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 5, "seed": 3, "lr": 0.1, "privacy": PRIVATE}

@@ -75,7 +75,7 @@ def test_without_a_seed_every_private_run_has_other_noise_and_a_plain_run_repeat
 
 
 def test_the_coins_of_a_claimed_sampling_are_secret_too() -> None:
-    claim = Privacy(epsilon=8, trust="secure-sum", sampling=0.5)
+    claim = Privacy(sigma=1.0, trust="secure-sum", sampling=0.5)
     rounds = [
         prepare(bowls(64), METHOD, Options(lr=0.1, rounds=1, privacy=claim, seed=seed)).plan for seed in (None, 0)
     ]
