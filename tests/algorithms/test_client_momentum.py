@@ -119,6 +119,7 @@ def test_a_run_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(table, whole.state.clients[key]) for key, table in run.state.clients.items())
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", CASES)
 def test_its_account_is_that_of_its_bound(name: str) -> None:
     method, _ = CASES[name]

@@ -456,6 +456,7 @@ WRONG: dict[type[Method], str] = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", WRONG)
 def test_mistakes_of_an_author_are_named(kind: type[Method]) -> None:
     with pytest.raises(UsageError, match=WRONG[kind]):

@@ -51,7 +51,7 @@ def traced_shapes(engine: SharedEngine) -> set[tuple[int, ...]]:
     return engine._compiled.traced
 
 
-@pytest.mark.quick_cases(16)
+@pytest.mark.quick_cases(40)
 @pytest.mark.parametrize("name", [*(name for name in CASES if name not in MANY), *STRUCTURES])
 def test_the_traced_pass_has_the_bits_of_the_shared_pass(name: str) -> None:
     of = problem(name if name in CASES else STRUCTURES[name])
@@ -64,6 +64,7 @@ def test_the_traced_pass_has_the_bits_of_the_shared_pass(name: str) -> None:
     assert traced_shapes(traced)
 
 
+@pytest.mark.slow
 def test_a_graph_follows_x() -> None:
     of = problem("small")
     shared, traced = passes(of)

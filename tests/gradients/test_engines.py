@@ -71,7 +71,7 @@ def test_other_problems_end_alike_with_every_kind_of_row(name: str) -> None:
         close(run(engine, NormEC(0.1, 0.3), name, **options, memory=Memory(initial="gradient")), expected)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["secure-sum", "local"])
 def test_private_runs_end_alike(trust: Any) -> None:
     privacy = Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust=trust)

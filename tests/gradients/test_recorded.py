@@ -33,7 +33,7 @@ def recorded(name: str, seed: int = 1) -> RecordedEngine:
     return RecordedEngine(case, case.records, Batches(case.sizes, BATCH, 1), seed)
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_losses_and_buffers_are_the_loop_s(name: str) -> None:
     case = problem(name)

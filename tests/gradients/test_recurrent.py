@@ -37,7 +37,7 @@ def test_gradients_are_the_loop_s_by_module(name: str) -> None:
         assert apart(everything(shared, of, round, clients), everything(loop, of, round, clients)) < CLOSE
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm, two layers, both ways", "gru, sequence first"])
 def test_clipped_records_are_the_loop_s(name: str) -> None:
     of, clip = problem(RECURRENT[name]), RecordClip(0.3)

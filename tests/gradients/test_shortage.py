@@ -59,6 +59,7 @@ def test_blocks_shrink_until_they_fit(
     close(run, loop)
 
 
+@pytest.mark.slow
 def test_without_room_for_one_client_the_loop_takes_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -92,6 +92,7 @@ def test_amplification_never_costs() -> None:
         assert epsilon_of([Event(z, rate, 300)], 1e-5) <= plain
 
 
+@pytest.mark.slow
 def test_tiny_delta_falls_back_to_a_valid_bound() -> None:
     tiny, small = epsilon_of([Event(1.0, 0.01, 300)], 1e-15), epsilon_of([Event(1.0, 0.01, 300)], 1e-12)
     assert small < tiny < gaussian.epsilon(math.sqrt(300), 1e-15)

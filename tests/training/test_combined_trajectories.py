@@ -221,7 +221,8 @@ def test_adaptive_clipping_counts_clients_by_their_weights(name: str, drawn: str
     assert float(run.state.server["threshold"]) == pytest.approx(thresholds[-1], rel=1e-10)
 
 
-@pytest.mark.parametrize("drawn", ["three of five", pytest.param("coins", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("drawn", DRAWN)
 def test_scaffold(drawn: str) -> None:
     f, x, c, own, tau = shifted()[0], np.zeros(D), np.zeros(D), np.zeros((N, D)), 0.3
     for k in range(ROUNDS):

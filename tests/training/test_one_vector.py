@@ -28,6 +28,7 @@ def test_example_1_direct_normalisation_stands_still(lr: float) -> None:
     assert set(run.history["grad_norm"]) == {2.0}
 
 
+@pytest.mark.slow
 def test_example_1_normec_arrives() -> None:
     run = train(example_1(), NormEC(alpha=1.0, beta=0.5, server_norm=False), lr=0.1, rounds=400)
     assert abs(float(run.x)) < 1e-6

@@ -152,7 +152,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(("optimizer", "method"), PAIRS)
 def test_optimizers_and_methods_against_a_loop_by_hand(optimizer: str, method: str) -> None:
     given, lr, step = OPTIMIZERS[optimizer]
@@ -269,6 +269,7 @@ class WatchedAdamBC(AdamBC):
         super().step(closure)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("case", SUMS)
 def test_the_variance_is_that_of_the_direction_where_all_of_it_is_noise(case: str) -> None:
     """Clients without a gradient: in 20,000 coordinates the variance shows to one part in a hundred (one σ)."""
@@ -322,6 +323,7 @@ def test_adambc_knows_the_noise_of_weighted_messages(trust: Any, participation: 
     assert [found for found, _ in seen] == pytest.approx(expected, rel=6 * math.sqrt(2 / d))
 
 
+@pytest.mark.slow
 def test_plain_sgd_is_no_optimizer_to_the_bit() -> None:
     how: dict[str, Any] = {"lr": 0.2, "rounds": 15, "seed": SEED, "privacy": PRIVATE, "batch_size": 4}
     alone = train(problem(), NormEC(0.1, 0.3), **how)
@@ -332,6 +334,7 @@ def test_plain_sgd_is_no_optimizer_to_the_bit() -> None:
     same(train(problem(), NormEC(0.1, 0.3), **without), constant)
 
 
+@pytest.mark.slow
 def test_momentum_is_that_of_dpsgd() -> None:
     _, of = quadratics(7)
     how: dict[str, Any] = {"lr": 0.02, "rounds": ROUNDS, "participation": FixedSize(3)}
@@ -340,6 +343,7 @@ def test_momentum_is_that_of_dpsgd() -> None:
     close(server, [x.numpy() for x in own], 1e-12)
 
 
+@pytest.mark.slow
 def test_adambc_without_noise_is_adam_without_eps() -> None:
     _, of = quadratics(7)
     how: dict[str, Any] = {"lr": 0.02, "rounds": ROUNDS}

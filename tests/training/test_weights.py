@@ -105,7 +105,7 @@ METHODS: dict[str, tuple[Method, float, Callable[[Vector], Vector], dict[str, An
 }
 
 
-@pytest.mark.quick_cases(10)
+@pytest.mark.quick_cases(14)
 @pytest.mark.parametrize("sampled", [False, True], ids=["everyone", "sampled"])
 @pytest.mark.parametrize("kind", ["quadratics", "logistic"])
 @pytest.mark.parametrize("name", METHODS)

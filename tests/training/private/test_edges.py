@@ -46,7 +46,7 @@ def test_a_finished_run_opened_again_reports_what_it_spent(tmp_path: Path) -> No
     assert latest["ledger"][0] == 21
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_round_in_which_nobody_was_drawn_is_a_release_too(seed: int, tmp_path: Path) -> None:
     privacy = Privacy(**SUM, sampling=0.1)

@@ -151,7 +151,7 @@ def test_batches_that_other_code_need_not_keep_to_gain_nothing(kind: str) -> Non
     assert any("counted without any gain" in note for note in run.privacy.notes)
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("clients", [torch.arange(4), torch.tensor([0, 0]), torch.tensor([1])])
 @pytest.mark.parametrize("taking_part", [Rotation(2), Poisson(0.4)])
 def test_an_engine_that_computes_other_clients_than_those_that_take_part_is_stopped(

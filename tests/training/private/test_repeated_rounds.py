@@ -225,6 +225,7 @@ class Some:
         return torch.tensor([client for client in range(clients) if client != self.without])
 
 
+@pytest.mark.slow
 def test_a_rule_that_draws_others_makes_another_release(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     rewound(folder, problem(), participation=Some(0))
@@ -243,6 +244,7 @@ class Drawing(ErrorFeedback):
         return direction + torch.rand(()), estimate
 
 
+@pytest.mark.slow
 def test_a_server_step_of_the_caller_s_own_gets_no_credit(tmp_path: Path) -> None:
     folder, method = tmp_path / "run", Drawing(SmoothedNorm(0.1), 0.1)
     rewound(folder, problem(), method)

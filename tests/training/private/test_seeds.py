@@ -237,7 +237,7 @@ def test_masks_of_clipped_records_have_all_bits_of_their_secret(monkeypatch: pyt
     assert same_masks("secure"), "nothing but the masks differs"
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 0])
 def test_the_order_of_clipped_records_is_secret_where_the_noise_is_real(seed: int | None, tmp_path: Path) -> None:
     """With a known order, taking one of 40 records out moves a batch of 8 by four times the clip that is counted."""
