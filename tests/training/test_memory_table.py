@@ -27,6 +27,7 @@ from normec import (
 )
 from normec.training.memory_table import HOMES, Home, MemoryTable
 
+from ..support.covering import pairwise
 from ..support.runs import StopAt, problem, same
 
 METHODS = {"normec": NormEC(0.1, 0.3), "clip21-decay": Clip21(0.3, decay=0.1), "top-k": EF21(TopK(3))}
@@ -45,12 +46,13 @@ def maps() -> str:
     return "".join(line for line in Path("/proc/self/maps").read_text().splitlines() if "/memory-" in line)
 
 
-@pytest.mark.quick_cases(18)
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-def test_homes_are_equal_to_the_bit(method: Any, setting: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
-    participation, start = SETTINGS[setting]
+PAIRS = pairwise([*METHODS], [*SETTINGS], [None, torch.bfloat16, torch.float64])
+
+
+@pytest.mark.quick_cases(9)
+@pytest.mark.parametrize(("name", "setting", "dtype"), PAIRS, ids=str)
+def test_homes_are_equal_to_the_bit(name: str, setting: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
+    method, (participation, start) = METHODS[name], SETTINGS[setting]
     memory = Memory(initial=start, dtype=dtype)
     here = run(method, participation=participation, memory=memory)
     homes: tuple[Home, ...] = ("host", "disk")
