@@ -90,6 +90,7 @@ def test_a_convex_bound_of_one_step_holds_for_any_local_step() -> None:
         theory.local_smoothness(L_max=4.0, steps=np.array([1, 2]), local_lr=3.0, convex=True)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("rate", [0.2, 0.7])
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_bound_with_sampled_clients_holds_in_expectation(steps: int, rate: float) -> None:

@@ -113,10 +113,14 @@ def choose_engine(
         kinds = ("linear",)
     elif name == "linear":
         raise UsageError("the linear engine is for softmax and logistic regression on tensors, without augmentation")
-    elif record_clip is not None and (local is not None or name not in ("auto", "shared")):
+    elif record_clip is not None and (local is not None or name not in ("auto", "shared", "compiled")):
         return _fall_back(name, loop, "only the shared pass, the linear engine and the loop clip record by record")
     elif record_clip is not None:
-        kinds = _SHARED
+        fixed = problem.x0.is_cuda and (batches is None or isinstance(batches, Batches))
+        worth = name == "compiled" or (
+            name == "auto" and _worth_compiling(problem, float(loop.divisors.mean()), drawn, rounds)
+        )
+        kinds = (*_COMPILED, *_SHARED) if fixed and worth else _SHARED
     elif batches is not None and not isinstance(batches, Batches):
         return _fall_back(name, loop, "Poisson batches differ in length from client to client")
     elif name == "compiled" and problem.x0.is_cuda and local is None:
@@ -152,10 +156,10 @@ def choose_engine(
         lengths = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
         most = math.ceil(_CLIPPED / _share_in_a_batch(problem, batches)) if record_clip is not None else None
         for position, kind in enumerate(kinds, start=1):
-            known = (kind, precision, record_clip, lengths, private, local)
+            known = (kind, precision, record_clip, lengths, private, local, drawn if kind in _COMPILED else None)
             others = partial(first_of, kinds[position:])
             try:
-                return VerifiedEngine(problem, partial(make, kind), loop, known, private, others, most)
+                return VerifiedEngine(problem, partial(make, kind), loop, known, private, others, most, drawn)
             except NoRule as reason:
                 reasons.append(str(reason))
         return loop
@@ -190,10 +194,9 @@ def _fast(
     match kind:
         case "compiled shared" | "compiled operations":
             rules = ModuleModel if kind == "compiled shared" else OperationModel
-            compilation = Compilation(drawn, compiling)
-            return SharedEngine(
-                problem, records, batches, seed, precision, rules, private=private, compilation=compilation
-            )
+            compilation = Compilation(drawn, compiling, every=not compiling)
+            given = problem, records, batches, seed, precision, rules
+            return SharedEngine(*given, private=private, record_clip=record_clip, compilation=compilation)
         case "recorded":
             return RecordedEngine(problem, records, batches, seed, precision, private=private)
         case "batched":

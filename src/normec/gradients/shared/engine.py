@@ -36,7 +36,7 @@ from ..record_clip import RecordClip
 from .compiled import Compilation, CompiledPass
 from .inputs import InputCache, prepare_inputs
 from .operations import OperationModel
-from .record_sums import add_up
+from .record_sums import add_up, tables
 from .rules import LEFT_OUT, ModuleModel, RefuseValueAccess, refuse_foreign_code
 from .slots import NoRule, ParameterSlot
 
@@ -92,6 +92,8 @@ class SharedEngine(BlockEngine):
             # one client's targets must not decide how the losses of other clients are computed.
             self._model.leaves_out = private or bool((records.targets == LEFT_OUT).any())
         self._everyone: tuple[Tensor, ...] | None = None
+        # Of the blocks of all clients, by their first client: which records fill up a batch, and the weights of all.
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}
         self._kept = InputCache(problem, records, whole=batches is None)
         self._seen = False  # whether the model has run without reading values
         self._grads = GradientTable()
@@ -99,14 +101,21 @@ class SharedEngine(BlockEngine):
         self._compilation, self._compiled = compilation, None
         if compilation is not None:
             self.name = "compiled"
-            self._compiled = CompiledPass(self._sink, self._back_and_forth, compilation.compiling)
+            self._compiled = CompiledPass(self._sink, self._back_and_forth, problem.loss, compilation, record_clip)
             self._compiled.use(self._usual_shapes(compilation.drawn))
+
+    @property
+    def variant(self) -> str:
+        """A graph that runs as it is uses other kernels than the pass that was traced."""
+        failed = self._compiled is not None and self._compiled.failed
+        return super().variant + (", traced" if failed else "")
 
     def shrink(self) -> bool:
         self._grads, self._graphs = GradientTable(), (CudaGraphs() if self._graphs is not None else None)
         self._sink.clear()
         self._kept.forget()
         self._everyone = None
+        self._weights.clear()
         smaller = super().shrink()
         if self._compiled is not None and self._compilation is not None:
             self._compiled.use(self._usual_shapes(self._compilation.drawn) if smaller else ())
@@ -151,7 +160,16 @@ class SharedEngine(BlockEngine):
         lengths = self._feed.lengths(everyone, full=False)
         if drawn is not None and len(lengths.unique()) > 1:
             return []
-        return [(len(group), int(lengths[group[0]])) for group in self._grouped(everyone[:drawn], False)]
+        if not (self._batches is None or isinstance(self._batches, Batches)):
+            return []  # the numbers of records depend on the draw
+        shapes = [(len(group), int(lengths[group[0]])) for group in self._grouped(everyone[:drawn], False)]
+        if self._clip is None:
+            return shapes
+        return [  # whose records fill a pass up
+            (clients, records)
+            for clients, records in shapes
+            if records % RECORD_BLOCKS[-1] == 0 and clients * records <= self._block
+        ]
 
     def _clipped(self, x: Tensor, buffers: Buffers, block: Block, round: int, full: bool, *, everyone: bool) -> Tensor:
         """Fill the block's gradients with sums of clipped gradients, and return the losses.
@@ -169,8 +187,14 @@ class SharedEngine(BlockEngine):
         short = -numbers.shape[1] % RECORD_BLOCKS[-1]
         numbers = F.pad(numbers, (0, short))
         uniforms = None if uniforms is None else F.pad(uniforms, (0, 0, 0, short))
-        present = torch.arange(numbers.shape[1]) < lengths[:, None]
-        weights = upload((present / divisors[:, None]).to(x.dtype), x.device)
+        constant = everyone and not full and (self._batches is None or isinstance(self._batches, Batches))
+        known = self._weights.get(int(block.clients[0])) if constant else None
+        if known is None:
+            present = torch.arange(numbers.shape[1]) < lengths[:, None]
+            known = present, upload((present / divisors[:, None]).to(x.dtype), x.device)
+            if constant:
+                self._weights[int(block.clients[0])] = known
+        present, weights = known
         base, slope = self._problem.penalised(x)
         losses = base.expand(len(block.clients)).clone()
         if not numbers.shape[1]:  # no client has drawn a record
@@ -181,7 +205,7 @@ class SharedEngine(BlockEngine):
             part = slice(start, start + step)
             drawn = uniforms[:, part].contiguous() if uniforms is not None else None
             given = numbers[:, part].contiguous(), drawn, None, weights[:, part].contiguous()
-            losses += self._run(x, buffers, block, *given)
+            losses += self._run(x, buffers, block, *given, whole=bool(present[:, part].all()))
             if total is not block.grads:
                 total += block.grads
         if total is not block.grads:
@@ -199,7 +223,9 @@ class SharedEngine(BlockEngine):
         uniforms: Tensor | None,
         ready: Tensor | None,
         weights: Tensor | None = None,
+        whole: bool = False,
     ) -> Tensor:
+        """`whole`: no weight is zero."""
         fixed = [x, block.grads, *buffers.values(), *([ready] if ready is not None else [])]
         rows = block.rows
         parts = {"numbers": numbers, "uniforms": uniforms, "weights": weights}
@@ -211,13 +237,13 @@ class SharedEngine(BlockEngine):
             at = given.get("rows", rows)
             with nullcontext() if self._seen else RefuseValueAccess():
                 drawn, shares = given.get("uniforms"), given.get("weights")
-                losses = self._pass(x, buffers, at, block.grads, given["numbers"], drawn, ready, shares)
+                losses = self._pass(x, buffers, at, block.grads, given["numbers"], drawn, ready, shares, whole)
             self._seen = True
             return losses
 
         if self._graphs is None:
             return compute(*moving.values())
-        named = f"{rows if isinstance(rows, slice) else 'rows'}"
+        named = f"{rows if isinstance(rows, slice) else 'rows'}, {whole}"
         return self._graphs.run(compute, list(moving.values()), fixed, named, buffers)
 
     def _pass(
@@ -230,12 +256,14 @@ class SharedEngine(BlockEngine):
         uniforms: Tensor | None,
         ready: Tensor | None,
         weights: Tensor | None = None,
+        whole: bool = False,
     ) -> Tensor:
         """Fill `grads` and the rows of `buffers`, and return the losses [c]; `ready` are cached inputs.
 
-        With `weights`, the gradients are weighted sums of the clipped gradients of single records, without the penalty.
+        With `weights`, the gradients are weighted sums of the clipped gradients of single records, without the penalty;
+        `whole` says that none of them is zero.
         """
-        problem, sink = self._problem, self._sink
+        problem = self._problem
         targets = self._records.targets[numbers]
         if weights is not None:  # every record takes the place of a client
             numbers, targets = numbers.reshape(-1, 1), targets.flatten(0, 1)[:, None]
@@ -243,13 +271,8 @@ class SharedEngine(BlockEngine):
         if ready is None:
             ready = prepare_inputs(problem, self._records.inputs, numbers, uniforms, x.dtype)
         own = {name: values[rows] for name, values in buffers.items()}
-        if self._clip is not None and weights is not None:
-            sink.fill(x, grads, own)
-            losses = self._back_and_forth(ready, targets)
-            uses = {slot: [use.exact(x.dtype) for use in several] for slot, several in sink.uses.items()}
-            add_up(uses, self._written, self._clip, weights, len(sink.slots))
-            sink.finish()
-            losses = losses.to(x.dtype).view_as(weights)
+        if weights is not None:
+            losses = self._fill_clipped(x, grads, own, ready, targets, weights, whole).to(x.dtype).view_as(weights)
             return torch.where(weights == 0, 0, losses * weights).sum(1)
         losses = self._fill(x, grads, own, ready, targets)
         if not isinstance(rows, slice):
@@ -262,7 +285,7 @@ class SharedEngine(BlockEngine):
 
     def _fill(self, x: Tensor, grads: Tensor, own: Buffers, ready: Tensor, targets: Tensor) -> Tensor:
         """Fill `grads` and update the buffers `own` of a block; returns the losses without the penalty."""
-        if self._compiled is not None and tuple(targets.shape[:2]) in self._compiled.shapes:
+        if self._compiled is not None and self._compiled.suits(targets):
             losses = self._compiled.run(x, grads, own, ready, targets)
             if self._compiled.failed:
                 self.name = SharedEngine.name
@@ -270,6 +293,26 @@ class SharedEngine(BlockEngine):
         self._sink.fill(x, grads, own)
         losses = self._back_and_forth(ready, targets)
         self._sink.finish()
+        return losses
+
+    def _fill_clipped(
+        self, x: Tensor, grads: Tensor, own: Buffers, ready: Tensor, targets: Tensor, weights: Tensor, whole: bool
+    ) -> Tensor:
+        """Fill `grads` with sums of clipped gradients; returns the losses of all records."""
+        if self._clip is None:
+            raise TypeError("there is no clip")
+        if whole and self._compiled is not None and self._compiled.suits(weights):
+            losses = self._compiled.run(x, grads, own, ready, targets, weights)
+            if self._compiled.failed:
+                self.name = SharedEngine.name
+            return losses
+        sink = self._sink
+        sink.fill(x, grads, own)
+        losses = self._back_and_forth(ready, targets)
+        held = tables(sink.uses, weights)
+        uses = {slot: [use.exact(x.dtype) for use in many] for slot, many in sink.uses.items() if slot not in held}
+        add_up(uses, held, self._written, self._clip, weights, len(sink.slots), whole=whole)
+        sink.finish()
         return losses
 
     def _back_and_forth(self, ready: Tensor, targets: Tensor, modes: Collection[type] = ()) -> Tensor:
