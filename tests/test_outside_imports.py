@@ -18,7 +18,10 @@ FORBIDDEN = {
 
 def imported(path: Path) -> Iterator[str]:
     """The absolute names of everything that a module imports."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    left: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while left:
+        node = left.pop()
+        left += (child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr))  # has no statements
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
