@@ -80,7 +80,7 @@ def by_table(of: Problem) -> set[str]:
         ("vit", {"first", "positions"}),
         ("lora", set()),
         ("products", {"bias", "scale", "outer"}),  # parts and products of parameters have tables
-        ("mobile", {"4.weight", "4.bias"}),
+        ("mobile", set()),
         ("transposed convolutions", set()),
     ],
 )
