@@ -41,11 +41,17 @@ def run_by(node: ast.AST, *, later: bool) -> Iterator[ast.Import | ast.ImportFro
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        elif isinstance(child, ast.If) and _is_for_types(child.test):
             for other in child.orelse:
                 yield from run_by(other, later=later)
-        elif later or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        elif isinstance(child, ast.expr):
+            continue  # holds no statements
+        elif later or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from run_by(child, later=later)
+
+
+def _is_for_types(condition: ast.expr) -> bool:
+    return any("TYPE_CHECKING" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in ast.walk(condition))
 
 
 def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> list[str]:
@@ -60,13 +66,18 @@ def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: boo
     return [f"{base}.{alias.name}" for alias in statement.names]
 
 
+@cache
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
 def imports(folder: Path, *, later: bool = False) -> Graph:
     """Which modules of a package each of its modules imports when it is loaded, or `later` as well."""
     modules = sources(folder)
     graph: Graph = {}
     for module, path in modules.items():
         graph[module] = set()
-        for statement in run_by(ast.parse(path.read_text()), later=later):
+        for statement in run_by(parsed(path.read_text()), later=later):
             for name in targets(statement, module, path.name == "__init__.py"):
                 known = name
                 while known and known not in modules:  # from .module import name: the module

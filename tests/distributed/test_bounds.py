@@ -14,6 +14,8 @@ from normec import Clip, Privacy, UsageError
 from normec import distributed as cluster
 from normec.algorithms.operators import Scaling
 
+pytestmark = pytest.mark.usefixtures("new_objects")
+
 SIGMA = 0.5
 
 

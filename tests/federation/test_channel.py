@@ -41,7 +41,7 @@ from flwr.supercore.object_store.object_store_factory import ObjectStoreFactory 
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
-from flwr.superlink.main import create_app  # noqa: E402
+from flwr.superlink import main  # noqa: E402
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
 from normec.errors import WireError  # noqa: E402
@@ -71,7 +71,7 @@ class SuperLink:
 
     def __init__(self, open_now: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: Counter[str] = Counter()
-        app = create_app()
+        app = main.create_app()
         self.channel, self.state = Channel(app), app.state.linkstate_factory.state()
         port = self.port = access_control.OwnerAndParties(self.channel, partial(access_control.signing_party, app))
 
@@ -124,6 +124,8 @@ class SuperLink:
 def superlink(monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
+    # Flower compares the names of its own routes, which takes longer than the rest of a start.
+    monkeypatch.setattr(main, "validate_unique_route_operation_ids", lambda app: None)
     with ExitStack() as open_now:
         yield SuperLink(open_now, monkeypatch)
 
