@@ -235,6 +235,7 @@ EXTRAS = (
 )
 
 
+@pytest.mark.slow
 def test_training_without_privacy_needs_no_extra(tmp_path: Path) -> None:
     code = WITHOUT_EXTRAS.format(extras=EXTRAS)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)

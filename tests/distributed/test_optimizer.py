@@ -204,6 +204,7 @@ def test_adambc_takes_the_noise_of_the_optimizers_own_steps() -> None:
         assert float(held) == pytest.approx(variance, rel=1e-12)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("trust", "squares"), [("local", 0.4**2 + 0.3**2 + 0.2**2 + 0.1**2), ("secure-sum", 1 / 4)])
 def test_adambc_knows_the_noise_of_weighted_clients(trust: Any, squares: float) -> None:
     """The mean of 4 messages has noise of variance σ² Σ w_i² if each has its own, and σ²/4 if the sum has it."""

@@ -40,8 +40,8 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, 
 from flwr.supercore.object_store.object_store_factory import ObjectStoreFactory  # noqa: E402
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
-from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
 from flwr.superlink import main  # noqa: E402
+from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
 from normec.errors import WireError  # noqa: E402
@@ -125,7 +125,7 @@ def superlink(monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
     # Flower compares the names of its own routes, which takes longer than the rest of a start.
-    monkeypatch.setattr(main, "validate_unique_route_operation_ids", lambda app: None)
+    monkeypatch.setattr(main, "validate_unique_route_operation_ids", lambda _: None)
     with ExitStack() as open_now:
         yield SuperLink(open_now, monkeypatch)
 
@@ -300,6 +300,7 @@ def test_a_connection_that_breaks_while_a_call_is_held_loses_no_request(superlin
     assert party.receive() is not None
 
 
+@pytest.mark.slow
 def test_an_answer_that_does_not_fit_into_one_call_arrives_whole(superlink: SuperLink) -> None:
     numbers = 3_000_000  # an answer of 24 MB
     server, (node, party, client) = superlink.serve(numbers), superlink.party(numbers)
@@ -639,6 +640,7 @@ def test_an_object_that_is_no_message_is_not_announced_as_one(superlink: SuperLi
         announce(client, node, message, ObjectTree(object_id=chunk, children=tree.children), contents)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("database", [FLWR_IN_MEMORY_DB_NAME, "superlink.db"])
 def test_lists_of_one_sender_do_not_contradict_those_of_another(
     superlink: SuperLink, tmp_path: Path, database: str
@@ -674,6 +676,7 @@ def test_nobody_adds_parts_to_the_messages_of_others(superlink: SuperLink, monke
     assert from_records(server.open(arrived(server, sent)[sent[0]]).content) == {}
 
 
+@pytest.mark.slow
 def test_responses_that_a_party_does_not_read_count_as_its_requests(
     superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

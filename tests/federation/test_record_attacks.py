@@ -81,7 +81,7 @@ POINTS = {
 }
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("clip", [1.0, 0.01, 30.0, "auto"])
 @pytest.mark.parametrize("name", POINTS)
 def test_no_point_lets_a_record_move_more_than_its_share(name: str, clip: Any, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_record_that_fails_leaves_the_bits_of_the_others() -> None:
     assert torch.equal(*sums)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("scale", [1.0, 1e6, 1e30])
 @pytest.mark.parametrize("count", [2, 9, 17])
 def test_the_other_records_are_rounded_alike_at_any_point(count: int, scale: float) -> None:
@@ -178,7 +178,7 @@ def test_the_measurement_finds_a_clip_of_the_sum(tmp_path: Path) -> None:
     assert moved(tmp_path / "wrong", POINTS["the record is huge"], kind=wrong) > 2 / DIVISOR
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(15)
 @pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 1e3, 1e29])
 @pytest.mark.parametrize("name", POINTS)
 def test_any_row_that_the_server_returns_is_a_public_memory(name: str, size: float, tmp_path: Path) -> None:
