@@ -67,8 +67,10 @@ def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: boo
 
 
 @cache
-def parsed(text: str) -> ast.Module:
-    return ast.parse(text)
+def statements(text: str) -> tuple[list[ast.Import | ast.ImportFrom], list[ast.Import | ast.ImportFrom]]:
+    """The import statements of a module that run when it is loaded, and with those inside its functions."""
+    tree = ast.parse(text)
+    return list(run_by(tree, later=False)), list(run_by(tree, later=True))
 
 
 def imports(folder: Path, *, later: bool = False) -> Graph:
@@ -77,7 +79,7 @@ def imports(folder: Path, *, later: bool = False) -> Graph:
     graph: Graph = {}
     for module, path in modules.items():
         graph[module] = set()
-        for statement in run_by(parsed(path.read_text()), later=later):
+        for statement in statements(path.read_text())[later]:
             for name in targets(statement, module, path.name == "__init__.py"):
                 known = name
                 while known and known not in modules:  # from .module import name: the module

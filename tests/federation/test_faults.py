@@ -41,7 +41,7 @@ def play(federation: FaultyFederation, action: tuple[Any, ...]) -> None:
             getattr(federation, name)(*rest)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("name", SETTINGS)
 @settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(actions=st.lists(ACTIONS, min_size=5, max_size=40))
