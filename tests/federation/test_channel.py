@@ -459,7 +459,7 @@ def unread_call(superlink: SuperLink, client: Any, parts: list[bytes]) -> socket
     return opened
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("host", ["", "x/v1/runtime/{}?", "x/v1/control/unregister-node?"])
 def test_a_party_calls_nothing_of_flower_in_the_name_of_others(superlink: SuperLink, host: str) -> None:
     """A host with a path in it must not make Flower check another address than the one that it answers."""
