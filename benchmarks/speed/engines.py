@@ -30,12 +30,12 @@ def run(data: WorkloadData, clock: Clock, engine: str) -> str:
     return ""
 
 
-def per_record(data: WorkloadData, clock: Clock) -> str:
+def per_record(data: WorkloadData, clock: Clock, engine: str) -> str:
     """DP-SGD with record-level clipping, as in Opacus, with full gradients of `batch` records."""
     case = data.case
     privacy = normec.Privacy(sigma=1.0, unit="record", record_clip=1.0, trust="central")
     problem = data.problem(case.spec.batch, distinct=True)
-    _train(problem, normec.DPSGD(normec.Clip(1.0)), case, clock, privacy=privacy)
+    _train(problem, normec.DPSGD(normec.Clip(1.0)), case, clock, engine=engine, privacy=privacy)
     return "GroupNorm" if case.images else ""
 
 

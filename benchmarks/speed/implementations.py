@@ -36,7 +36,7 @@ class Implementation:
             PASSES: "memory passes",
             ENGINE: f"normec, {self.choice}",
             HAND_WRITTEN: "hand-written loop",
-            RECORD: "normec, per record",
+            RECORD: f"normec, per record, {self.choice}" if self.choice else "normec, per record",
             PEER: f"{self.choice}, per record" if self.per_record else self.choice,
         }[self.kind]
 
@@ -69,7 +69,7 @@ class Implementation:
         if self.kind == ENGINE:
             return engines.run(data, clock, self.choice)
         if self.kind == RECORD:
-            return engines.per_record(data, clock)
+            return engines.per_record(data, clock, self.choice or "auto")
         with products(case.precision), autocast(torch.device(case.device), case.precision):
             if self.kind == FLOOR:
                 return floor.step(data, clock, self.choice)
@@ -102,7 +102,8 @@ def implementations_of(
     ]
     found += [Implementation(PEER, peer) for peer in PEERS if peer in peers and peer in case.spec.peers]
     if "opacus" in peers:
-        found.insert(-1 if "opacus" in case.spec.peers else len(found), Implementation(RECORD))
+        at = len(found) - ("opacus" in case.spec.peers)
+        found[at:at] = [Implementation(RECORD), *([Implementation(RECORD, "compiled")] if case.device != "cpu" else [])]
     return found
 
 

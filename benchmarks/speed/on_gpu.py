@@ -96,7 +96,8 @@ def main() -> None:
     quick = [Implementation(ENGINE, "shared"), Implementation(ENGINE, "recorded"), Implementation(RECORD)]
     quick += [Implementation(PASSES), Implementation(FLOOR, "graphed" if on_gpu else "eager")]
     # Compiling takes longest.
-    compiled = [Implementation(ENGINE, "compiled"), Implementation(FLOOR, "compiled-graphed")] if on_gpu else []
+    compiled = [Implementation(kind, "compiled") for kind in (ENGINE, RECORD)] if on_gpu else []
+    compiled += [Implementation(FLOOR, "compiled-graphed")] if on_gpu else []
     for implementations in (quick, compiled):
         for precision in precisions:
             for name in names:

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from normec import Compute, Logging, Problem, train
+from normec.gradients.loop import LoopEngine
 from normec.gradients.precision import Precision, products
+from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared.compiled import Compilation
 from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.operations import OperationModel
@@ -102,6 +104,35 @@ def check_compiled_pass(device: str) -> None:
                     alike(found, everything(reference, fine, round), None, close, False, (name, precision, round))
 
 
+def check_compiled_clips(device: str) -> None:
+    """The compiled pass clips every record as the loop does in float64, with the same bits in a second engine."""
+    clip = RecordClip(0.3)
+    for name in ("gpt", "vit"):
+        fine = problem(STRUCTURES[name], sizes=(16,) * 3)
+        expected = everything(LoopEngine(fine, None, 1, clip, "float32"), fine)
+        for precision, close in (("float32", 1e-4), ("tf32", 1e-2), ("bf16", 0.1)):
+            of = problem(STRUCTURES[name], device, torch.float32, sizes=(16,) * 3)
+            assert isinstance(of.records, ResidentRecords)
+            with products(precision):  # type: ignore[arg-type]
+                first, second = (
+                    SharedEngine(
+                        of,
+                        of.records,
+                        None,
+                        1,
+                        precision,
+                        record_clip=clip,
+                        compilation=Compilation(),  # type: ignore[arg-type]
+                    )
+                    for _ in range(2)
+                )
+                for _ in range(4):
+                    found = everything(first, of)
+                    assert first.name == "compiled"
+                    assert torch.equal(found.grads, everything(second, of).grads), (name, precision)
+                alike(found, expected, None, close, False, (name, precision))
+
+
 def check_every_method(device: str) -> None:
     """Twenty rounds of every method under every engine."""
     options: dict[str, Any] = {"lr": 0.2, "rounds": 20, "batch_size": BATCH, "seed": 3, "logging": Logging(every=10**6)}
@@ -119,4 +150,11 @@ def check_every_method(device: str) -> None:
                 near(run.state.buffers[key].cpu(), rows, 1e-2, (name, engine, key))
 
 
-CHECKS = (check_every_model, check_precisions, check_structures, check_compiled_pass, check_every_method)
+CHECKS = (
+    check_every_model,
+    check_precisions,
+    check_structures,
+    check_compiled_pass,
+    check_compiled_clips,
+    check_every_method,
+)

@@ -15,13 +15,19 @@ import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from normec import DPSGD, GD, Clip, Clip21, ErrorFeedback, Identity, Method, NormEC, kernels
 from normec.gradients.engine import Block
+from normec.gradients.loop import LoopEngine
 from normec.gradients.precision import products
+from normec.gradients.record_clip import RecordClip
+from normec.gradients.shared import record_sums
+from normec.gradients.shared.engine import SharedEngine
+from normec.problems.client_data import ResidentRecords
 from normec.training import fused_update as update
 
 from ..support.forms import form
@@ -156,6 +162,25 @@ def check_shared_pass(device: str) -> None:
             near(found.buffers[key].cpu(), rows, 1e-5, (name, key))
 
 
+def check_clipped_records(device: str) -> None:
+    """Clipped records with the kernels, with tables of gradients and without, against autograd in float64.
+
+    Half precision, in which a GPU has other kernels, is as near as its rounding allows.
+    """
+    clip = RecordClip(0.3)
+    kinds = [("float32", 1e-4), ("tf32", 1e-3), ("bf16", 0.1)]
+    for name in ("norms", "convolutions", *(["cnn-gn"] if device != "cpu" else [])):
+        fine = problem(name, sizes=(3, 2))
+        expected = everything(LoopEngine(fine, None, 1, clip, "float32"), fine)
+        for precision, close in kinds if device != "cpu" else kinds[:1]:
+            of = problem(name, device, torch.float32, sizes=(3, 2))
+            assert isinstance(of.records, ResidentRecords)
+            for held in (2**24, 300):
+                with products(precision), mock.patch.dict(record_sums._HELD, {device: held}):  # type: ignore[arg-type]
+                    engine = SharedEngine(of, of.records, None, 1, precision, record_clip=clip)  # type: ignore[arg-type]
+                    near(everything(engine, of).grads.cpu(), expected.grads, close, (name, precision, held))
+
+
 def check_long_rows(_: str) -> None:
     """At most 256 squares of a row are added up one after another, however long it is and however many there are."""
     from normec.kernels.update import splits_of
@@ -172,6 +197,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_long_rows,
     check_rounding,
     check_shared_pass,
+    check_clipped_records,
     *image_checks.CHECKS,
     *norm_checks.CHECKS,
     *own_weight_checks.CHECKS,

@@ -14,6 +14,8 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from normec import Problem
+from normec.gradients.record_clip import RecordClip
+from normec.gradients.shared import record_sums
 from normec.gradients.shared.compiled import Compilation
 from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.operations import OperationModel
@@ -158,6 +160,10 @@ def test_a_compiled_pass_has_the_numbers_of_the_shared_pass_and_the_same_bits_ag
     assert apart(found, everything(shared, of)) < 1e-12
     again = everything(passes(of, compiling=True)[1], of)
     assert torch.equal(found.grads, again.grads)
+    shared, compiled = clipped_passes(problem("mlp", sizes=(16, 16)), RecordClip(0.3), compiling=True)
+    found = everything(compiled, compiled._problem)
+    assert compiled.name == "compiled"
+    assert apart(found, everything(shared, shared._problem)) < 1e-12
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -172,3 +178,36 @@ def test_where_the_compiler_fails_the_pass_runs_without_it(caplog: pytest.LogCap
     assert "not compiled" in caplog.text
     assert "no compiler" not in caplog.text
     assert compiled.name == "shared"
+
+
+def clipped_passes(of: Problem, clip: RecordClip, compiling: bool = False) -> tuple[SharedEngine, SharedEngine]:
+    assert isinstance(of.records, ResidentRecords)
+    given = of, of.records, None, 1, "float32"
+    shared = SharedEngine(*given, private=True, record_clip=clip)  # type: ignore[arg-type]
+    compilation = Compilation(None, compiling)
+    return shared, SharedEngine(*given, private=True, record_clip=clip, compilation=compilation)  # type: ignore[arg-type]
+
+
+@pytest.mark.quick_cases(3)
+@pytest.mark.parametrize("held", [2**24, 5000])
+@pytest.mark.parametrize("name", ["mlp", "convolutions", "gpt with tied weights", "lora"])
+def test_the_traced_pass_clips_records_with_the_bits_of_the_shared_pass(
+    name: str, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tables of all gradients, and with little memory for them."""
+    monkeypatch.setitem(record_sums._HELD, "cpu", held)
+    of = problem(CASES[name] if name in CASES else STRUCTURES[name], sizes=(16, 16, 16))
+    shared, traced = clipped_passes(of, RecordClip(0.3) if held < 2**24 else RecordClip("auto", by_layer=True))
+    for round in range(2):
+        found, expected = everything(traced, of, round), everything(shared, of, round)
+        assert torch.equal(found.grads, expected.grads)
+        assert torch.equal(found.losses, expected.losses)
+        of.x0 += 0.1
+    assert traced_shapes(traced) == {(3, 16)}
+
+
+def test_batches_that_are_filled_up_are_clipped_without_a_trace() -> None:
+    of = problem("mlp", sizes=(16, 16, 15))
+    shared, traced = clipped_passes(of, RecordClip(0.3))
+    assert apart(everything(traced, of), everything(shared, of)) == 0
+    assert traced_shapes(traced) == {(2, 16)}

@@ -4,6 +4,9 @@ The forward and backward pass of a block runs once under a tracer, with all rule
 a function from x and the records to the losses and the gradients of every parameter. The graph does in every round what
 Python did once, as a CUDA graph does. The tracer cannot follow code that reads values, so a model that does is refused.
 
+With a clip for each record there are two graphs. The first ends with the gradients of single records, or what they are
+made of; the second adds them up, with its products in the precision of x.
+
 Compiling takes tens of seconds and depends on the shapes, so only rounds of the usual shape are compiled: those of all
 clients, or of the usual number of drawn clients. All others, and evaluations, run uncompiled.
 """
@@ -14,14 +17,18 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...problems.objective import Buffers
-from .slots import GradientSink, NoRule
+from ..precision import products
+from ..record_clip import RecordClip
+from .record_sums import Use, add_up, tables
+from .slots import GradientSink, NoRule, ParameterSlot
 
 Graph = Callable[..., tuple[Tensor, ...]]
 
@@ -44,10 +51,17 @@ class Compilation:
 class CompiledPass:
     """The passes of the usual shapes; nothing is chosen by measured times, so that a second run has the same bits."""
 
-    def __init__(self, sink: GradientSink, back_and_forth: Callable[..., Tensor], compiling: bool) -> None:
+    def __init__(
+        self,
+        sink: GradientSink,
+        back_and_forth: Callable[..., Tensor],
+        compiling: bool,
+        clip: RecordClip | None = None,
+    ) -> None:
         """`back_and_forth(inputs, targets, modes)` fills the sink and returns the losses, while `modes` are active."""
         self._sink, self._back_and_forth, self._compiling = sink, back_and_forth, compiling
         self._graphs: dict[tuple[int, ...], Graph] = {}
+        self._clip = clip
         self.shapes: set[tuple[int, ...]] = set()
         self.failed = False  # whether a graph runs as it is because the compiler has failed
 
@@ -61,46 +75,93 @@ class CompiledPass:
         """The shapes that have occurred."""
         return set(self._graphs)
 
-    def run(self, x: Tensor, grads: Tensor, own: Buffers, ready: Tensor, targets: Tensor) -> Tensor:
-        """Fill `grads` and update the buffers `own` of a block; returns the losses."""
-        inputs, shape = (x, ready, targets, *own.values()), tuple(targets.shape[:2])
-        if shape not in self._graphs:
-            self._graphs[shape] = self._compile(list(own), inputs)
-        losses, *found = self._graphs[shape](*inputs)
+    def run(
+        self, x: Tensor, grads: Tensor, own: Buffers, ready: Tensor, targets: Tensor, weights: Tensor | None = None
+    ) -> Tensor:
+        """Fill `grads` and update the buffers `own` of a block; returns the losses.
+
+        With a clip, `weights` are those of `record_sums.add_up`, none of them zero; the buffers stay as they are.
+        """
+        inputs = (x, ready, targets, *own.values())
+        if weights is not None and self._clip is not None:
+            shape = tuple(weights.shape)
+            if shape not in self._graphs:
+                self._graphs[shape] = self._compile_clipped(list(own), inputs, weights, self._clip)
+            losses, *found = self._graphs[shape](weights, *inputs)
+        else:
+            shape = tuple(targets.shape[:2])
+            if shape not in self._graphs:
+                self._graphs[shape] = self._compile(list(own), inputs)
+            losses, *found = self._graphs[shape](*inputs)
         rows, values = found[: len(self._sink.slots)], found[len(self._sink.slots) :]
         torch.cat([part.reshape(len(grads), -1) for part in rows], 1, out=grads)
-        for buffer, value in zip(own.values(), values, strict=True):
+        for buffer, value in zip(own.values(), values, strict=weights is None):
             buffer.copy_(value)
         return losses
 
     def _compile(self, names: list[str], inputs: tuple[Tensor, ...]) -> Graph:
         """Return the pass as a function of x, the inputs, the targets and the buffers, which it leaves as they are."""
-        from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, make_fx
-
-        modes = ProxyTorchDispatchMode, FakeTensorMode  # the tracer, and how it notes the shapes of results
 
         def once(x: Tensor, ready: Tensor, targets: Tensor, *buffers: Tensor) -> tuple[Tensor, ...]:
-            tables = [x.new_empty(len(targets), *slot.shape) for slot in self._sink.slots]
+            rows = [x.new_empty(len(targets), *slot.shape) for slot in self._sink.slots]
             own = {name: buffer.clone() for name, buffer in zip(names, buffers, strict=True)}
-            self._sink.fill(x, x.new_empty(len(targets), 0), own, tables)
-            losses = self._back_and_forth(ready, targets, modes)
+            self._sink.fill(x, x.new_empty(len(targets), 0), own, rows)
+            losses = self._back_and_forth(ready, targets, _modes())
             self._sink.finish()
-            return losses, *tables, *own.values()
+            return losses, *rows, *own.values()
 
-        try:
-            with torch.no_grad():
-                graph: Any = make_fx(once)(*inputs)
-        except (NoRule, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise NoRule(
-                "the model cannot be traced: it reads values, or leaves tensors of one pass for the next"
-            ) from error
-        return self._fused(graph, inputs) if self._compiling else graph
+        return self._fused(_traced(once, inputs), inputs)
+
+    def _compile_clipped(
+        self, names: list[str], inputs: tuple[Tensor, ...], weights: Tensor, clip: RecordClip
+    ) -> Graph:
+        """Return the pass as a function of the weights and the same; it returns the losses and the clipped sums."""
+        sink, clients = self._sink, len(weights)
+        held: list[ParameterSlot] = []  # with a table of all gradients, which is a result of the first graph
+        uses: dict[ParameterSlot, list[tuple[Use, int]]] = {}  # the others: each use, and how many tensors it has
+
+        def once(x: Tensor, ready: Tensor, targets: Tensor, *buffers: Tensor) -> tuple[Tensor, ...]:
+            own = {name: buffer.clone() for name, buffer in zip(names, buffers, strict=True)}
+            sink.fill(x, x.new_empty(clients, 0), own)
+            losses = self._back_and_forth(ready, targets, _modes())
+            found = tables(sink.uses, weights)
+            parts = list(found.values())
+            held[:] = found
+            for slot, several in sink.uses.items():
+                if slot not in found:
+                    exact = [use.exact(x.dtype) for use in several]
+                    uses[slot] = [(replace(use, tensors=()), len(use.tensors)) for use in exact]
+                    parts += [tensor for use in exact for tensor in use.tensors]
+            sink.clear()
+            return losses, *parts
+
+        def sums(weights: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+            given, rows = iter(parts), {slot: weights.new_zeros(clients, *slot.shape) for slot in sink.slots}
+            grads = {slot: next(given) for slot in held}
+            others = {
+                slot: [replace(use, tensors=tuple(islice(given, count))) for use, count in several]
+                for slot, several in uses.items()
+            }
+            add_up(others, grads, rows.__getitem__, clip, weights, len(sink.slots), whole=True)
+            return tuple(rows.values())
+
+        first = self._fused(_traced(once, inputs), inputs)
+        parts = first(*inputs)[1:]
+        with products("float32"):
+            second = self._fused(_traced(sums, (weights, *parts)), (weights, *parts))
+
+        def clipped(weights: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+            losses, *parts = first(*inputs)
+            with products("float32"):
+                return losses, *second(weights, *parts)
+
+        return clipped
 
     def _fused(self, graph: Any, inputs: tuple[Tensor, ...]) -> Graph:
         """Return the compiled graph, or the graph itself where TorchInductor cannot work."""
+        if not self._compiling:
+            plain: Graph = graph
+            return plain
         try:
             with torch.no_grad(), torch._C.DisableTorchFunction():  # a compiler may read its own values
                 with _deterministic():
@@ -114,6 +175,29 @@ class CompiledPass:
             traced: Graph = graph
             return traced
         return fused
+
+
+def _modes() -> tuple[type, ...]:
+    """Return the dispatch modes of the tracer: itself, and how it notes the shapes of results."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
+
+    return ProxyTorchDispatchMode, FakeTensorMode
+
+
+def _traced(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
+    """Return the function's operations as a graph."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    try:
+        with torch.no_grad():
+            return make_fx(function)(*inputs)
+    except (NoRule, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise NoRule(
+            "the model cannot be traced: it reads values, or leaves tensors of one pass for the next"
+        ) from error
 
 
 @contextmanager

@@ -67,7 +67,9 @@ class ConvRows(Function):
         if for_weight is not None:
             known = x.ndim < 5 and all(map(operator.lt, geometry.output_padding, geometry.stride))
             unfolded = partial(_unfolded, for_weight.shape, geometry) if known else None
-            for_weight.put(partial(_write_weights, weight, geometry), g, x, products=unfolded)
+            direct = not geometry.transposed and _kernel_for_weights(x, g, for_weight.sink.x.dtype, geometry.groups)
+            write = partial(_write_weights, geometry, weight.stride())
+            for_weight.put(write, g, x, products=unfolded, direct=direct)
         if for_bias is not None:
             for_bias.put(sum_channels, g)
         data = None
@@ -77,17 +79,17 @@ class ConvRows(Function):
         return data, None, None, None, None
 
 
-def _write_weights(weight: Tensor, geometry: Geometry, rows: Tensor, g: Tensor, x: Tensor) -> None:
-    """Write the weight gradients of equal parts of the records."""
-    if not geometry.transposed and _kernel_for_weights(x, g, rows, geometry.groups):
+def _write_weights(geometry: Geometry, strides: tuple[int, ...], rows: Tensor, g: Tensor, x: Tensor) -> None:
+    """Write the weight gradients of equal parts of the records; `strides` are those of the weights."""
+    if not geometry.transposed and _kernel_for_weights(x, g, rows.dtype, geometry.groups):
         from ...kernels.weight_gradients import weight_gradients
 
         exact = not torch.backends.cudnn.allow_tf32
         moves = list(geometry.stride), list(geometry.padding), list(geometry.dilation)
         weight_gradients(channels_last(x), channels_last(g), rows, *moves, exact)
         return
-    parts, weight = len(rows), weight.to(x.dtype)
-    needed = [False, True, False]
+    weight = torch.empty_strided(rows.shape[1:], strides, dtype=x.dtype, device=x.device)  # its values are not read
+    parts, needed = len(rows), [False, True, False]
     for row, own_g, own_x in zip(rows, g.chunk(parts), x.chunk(parts), strict=True):
         row.copy_(aten.convolution_backward(own_g, own_x, weight, None, *geometry.arguments, needed)[1])
 
@@ -154,10 +156,9 @@ class TiledConvRows(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor):
         from ...kernels.convolution import convolve
-        from ...kernels.weight_gradients import of_tiles
 
         (x,), (slot, for_bias), g = ctx.saved_tensors, ctx.slots, channels_last(g)
-        slot.put(lambda rows, own_g, own_x: of_tiles(own_x, own_g, rows, ctx.stride), g, x)
+        slot.put(partial(_write_tiles, ctx.stride), g, x)
         if for_bias is not None:
             for_bias.put(sum_channels, g)
         data = None
@@ -193,8 +194,20 @@ class TiledConvRows(Function):
         """Whether the kernels can run on these images."""
         half = autocast_dtype(x) in (torch.bfloat16, torch.float16) and sink.x.dtype == torch.float32
         numbers = x[:, 0].numel() * max(x.shape[1], outputs, tiles.LEAST) if x.ndim == 4 else 0
-        return half and not sink.by_record and 0 < numbers < 2**31 and kernels.usable(x)
+        return half and 0 < numbers < 2**31 and kernels.usable(x)
 
 
-def _kernel_for_weights(x: Tensor, g: Tensor, rows: Tensor, groups: int) -> bool:
-    return x.ndim == 4 and groups == 1 and rows.dtype == torch.float32 and kernels.usable(x, g)
+def _write_tiles(stride: int, rows: Tensor, g: Tensor, x: Tensor) -> None:
+    """Write the weight gradients of equal parts of the records; x is `kernels.convolution.widened`."""
+    from ...kernels.weight_gradients import of_tiles, weight_gradients
+
+    if g.dtype == rows.dtype:  # clipped records without a table
+        moves = [stride, stride], [1, 1], [1, 1]
+        weight_gradients(channels_last(x[:, : rows.shape[2]]), channels_last(g), rows, *moves, True)
+    else:
+        of_tiles(x, g, rows, stride)
+
+
+def _kernel_for_weights(x: Tensor, g: Tensor, dtype: torch.dtype, groups: int) -> bool:
+    """Whether the kernel can write weight gradients of this dtype."""
+    return x.ndim == 4 and groups == 1 and dtype == torch.float32 and kernels.usable(x, g)

@@ -36,7 +36,7 @@ from ..record_clip import RecordClip
 from .compiled import Compilation, CompiledPass
 from .inputs import InputCache, prepare_inputs
 from .operations import OperationModel
-from .record_sums import add_up
+from .record_sums import add_up, tables
 from .rules import LEFT_OUT, ModuleModel, RefuseValueAccess, refuse_foreign_code
 from .slots import NoRule, ParameterSlot
 
@@ -99,7 +99,7 @@ class SharedEngine(BlockEngine):
         self._compilation, self._compiled = compilation, None
         if compilation is not None:
             self.name = "compiled"
-            self._compiled = CompiledPass(self._sink, self._back_and_forth, compilation.compiling)
+            self._compiled = CompiledPass(self._sink, self._back_and_forth, compilation.compiling, record_clip)
             self._compiled.use(self._usual_shapes(compilation.drawn))
 
     def shrink(self) -> bool:
@@ -151,7 +151,16 @@ class SharedEngine(BlockEngine):
         lengths = self._feed.lengths(everyone, full=False)
         if drawn is not None and len(lengths.unique()) > 1:
             return []
-        return [(len(group), int(lengths[group[0]])) for group in self._grouped(everyone[:drawn], False)]
+        if not (self._batches is None or isinstance(self._batches, Batches)):
+            return []  # the numbers of records depend on the draw
+        shapes = [(len(group), int(lengths[group[0]])) for group in self._grouped(everyone[:drawn], False)]
+        if self._clip is None:
+            return shapes
+        return [  # whose records fill a pass up
+            (clients, records)
+            for clients, records in shapes
+            if records % RECORD_BLOCKS[-1] == 0 and clients * records <= self._block
+        ]
 
     def _clipped(self, x: Tensor, buffers: Buffers, block: Block, round: int, full: bool, *, everyone: bool) -> Tensor:
         """Fill the block's gradients with sums of clipped gradients, and return the losses.
@@ -181,7 +190,7 @@ class SharedEngine(BlockEngine):
             part = slice(start, start + step)
             drawn = uniforms[:, part].contiguous() if uniforms is not None else None
             given = numbers[:, part].contiguous(), drawn, None, weights[:, part].contiguous()
-            losses += self._run(x, buffers, block, *given)
+            losses += self._run(x, buffers, block, *given, whole=bool(present[:, part].all()))
             if total is not block.grads:
                 total += block.grads
         if total is not block.grads:
@@ -199,7 +208,9 @@ class SharedEngine(BlockEngine):
         uniforms: Tensor | None,
         ready: Tensor | None,
         weights: Tensor | None = None,
+        whole: bool = False,
     ) -> Tensor:
+        """`whole`: no weight is zero."""
         fixed = [x, block.grads, *buffers.values(), *([ready] if ready is not None else [])]
         rows = block.rows
         parts = {"numbers": numbers, "uniforms": uniforms, "weights": weights}
@@ -211,13 +222,13 @@ class SharedEngine(BlockEngine):
             at = given.get("rows", rows)
             with nullcontext() if self._seen else RefuseValueAccess():
                 drawn, shares = given.get("uniforms"), given.get("weights")
-                losses = self._pass(x, buffers, at, block.grads, given["numbers"], drawn, ready, shares)
+                losses = self._pass(x, buffers, at, block.grads, given["numbers"], drawn, ready, shares, whole)
             self._seen = True
             return losses
 
         if self._graphs is None:
             return compute(*moving.values())
-        named = f"{rows if isinstance(rows, slice) else 'rows'}"
+        named = f"{rows if isinstance(rows, slice) else 'rows'}, {whole}"
         return self._graphs.run(compute, list(moving.values()), fixed, named, buffers)
 
     def _pass(
@@ -230,12 +241,14 @@ class SharedEngine(BlockEngine):
         uniforms: Tensor | None,
         ready: Tensor | None,
         weights: Tensor | None = None,
+        whole: bool = False,
     ) -> Tensor:
         """Fill `grads` and the rows of `buffers`, and return the losses [c]; `ready` are cached inputs.
 
-        With `weights`, the gradients are weighted sums of the clipped gradients of single records, without the penalty.
+        With `weights`, the gradients are weighted sums of the clipped gradients of single records, without the penalty;
+        `whole` says that none of them is zero.
         """
-        problem, sink = self._problem, self._sink
+        problem = self._problem
         targets = self._records.targets[numbers]
         if weights is not None:  # every record takes the place of a client
             numbers, targets = numbers.reshape(-1, 1), targets.flatten(0, 1)[:, None]
@@ -243,13 +256,8 @@ class SharedEngine(BlockEngine):
         if ready is None:
             ready = prepare_inputs(problem, self._records.inputs, numbers, uniforms, x.dtype)
         own = {name: values[rows] for name, values in buffers.items()}
-        if self._clip is not None and weights is not None:
-            sink.fill(x, grads, own)
-            losses = self._back_and_forth(ready, targets)
-            uses = {slot: [use.exact(x.dtype) for use in several] for slot, several in sink.uses.items()}
-            add_up(uses, self._written, self._clip, weights, len(sink.slots))
-            sink.finish()
-            losses = losses.to(x.dtype).view_as(weights)
+        if weights is not None:
+            losses = self._fill_clipped(x, grads, own, ready, targets, weights, whole).to(x.dtype).view_as(weights)
             return torch.where(weights == 0, 0, losses * weights).sum(1)
         losses = self._fill(x, grads, own, ready, targets)
         if not isinstance(rows, slice):
@@ -270,6 +278,26 @@ class SharedEngine(BlockEngine):
         self._sink.fill(x, grads, own)
         losses = self._back_and_forth(ready, targets)
         self._sink.finish()
+        return losses
+
+    def _fill_clipped(
+        self, x: Tensor, grads: Tensor, own: Buffers, ready: Tensor, targets: Tensor, weights: Tensor, whole: bool
+    ) -> Tensor:
+        """Fill `grads` with sums of clipped gradients; returns the losses of all records."""
+        if self._clip is None:
+            raise TypeError("there is no clip")
+        if whole and self._compiled is not None and tuple(weights.shape) in self._compiled.shapes:
+            losses = self._compiled.run(x, grads, own, ready, targets, weights)
+            if self._compiled.failed:
+                self.name = SharedEngine.name
+            return losses
+        sink = self._sink
+        sink.fill(x, grads, own)
+        losses = self._back_and_forth(ready, targets)
+        held = tables(sink.uses, weights)
+        uses = {slot: [use.exact(x.dtype) for use in many] for slot, many in sink.uses.items() if slot not in held}
+        add_up(uses, held, self._written, self._clip, weights, len(sink.slots), whole=whole)
+        sink.finish()
         return losses
 
     def _back_and_forth(self, ready: Tensor, targets: Tensor, modes: Collection[type] = ()) -> Tensor:

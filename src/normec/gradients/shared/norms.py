@@ -19,7 +19,7 @@ from torch.autograd import Function
 from ... import kernels
 from ...kernels import channels_last
 from .pooling import MaxPoolByKernel
-from .slots import Maybe, SlotPair, filled
+from .slots import Maybe, SlotPair, filled, sum_positions
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
@@ -110,7 +110,11 @@ def _write_affine_gradients(slots: SlotPair, sums: Tensor) -> None:
     from ...kernels import group_norm
 
     for_one = next((slot for slot in slots if slot is not None), None)
-    if for_one is not None:
+    if for_one is not None and for_one.sink.by_record:
+        for slot, part in zip(slots, sums.unbind(1), strict=True):
+            if slot is not None:
+                slot.put(sum_positions, part)
+    elif for_one is not None:
         with filled(slots, sums.new_empty(for_one.sink.clients, sums.shape[-1])) as rows:
             group_norm.by_client(sums, *rows)
 

@@ -6,20 +6,22 @@ a layer's output and its inputs R, over the T positions of the record. Its norm 
     ‖Σₜ L_tᵀR_t‖² = Σₜₛ ⟨L_t, L_s⟩ ⟨R_t, R_s⟩,
 
 and the sum over a client's records of the gradients times their clip factors is one product, of L scaled by the factors
-with R. So one backward pass is enough ("book-keeping", Bu et al., arXiv 2210.00038), and the table of all records'
-gradients exists only where it is small, or a parameter is used more than once.
+with R. So one backward pass is enough ("book-keeping", Bu et al., arXiv 2210.00038). Where memory allows it, a table of
+all records' gradients (`tables`) is less work: one product for each record, of which the norm and the sum are taken.
 
-**The norm is never too small.** The double sum cancels, and the error of computing it in floating point is relative to
-K = (Σₜ ‖L_t‖ ‖R_t‖)², not to the sum. `_SLACK` · u · K is added to it, u the unit roundoff, which exceeds that error
-for inner products in blocks. Where T = 1 nothing cancels and nothing is added. A clipped gradient is therefore never
-longer than the clip, up to the rounding of the product with which it is added to the sum. All of this is computed in
-the precision of x, without TF32.
+**The norm is never too small.** A table is computed in the precision of the backward pass, because the norm is that of
+the numbers in it, however they were rounded. Without a table, the norm and the sum come from different products. The
+double sum cancels, and the error of computing it in floating point is relative to K = (Σₜ ‖L_t‖ ‖R_t‖)², not to the
+sum. `_SLACK` · u · K is added to it, u the unit roundoff, which exceeds that error for inner products in blocks. Where
+T = 1 nothing cancels and nothing is added. A clipped gradient is therefore never longer than the clip, up to the
+rounding of the product with which it is added to the sum. All but the tables is computed in the precision of x, without
+TF32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -42,24 +44,28 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Use:
-    """One use of a parameter in the model: how the gradient of some records is computed from the use's tensors."""
+    """One use of a parameter in the model: how the gradient of some records is computed from the use's tensors.
+
+    `direct`: for single records, `write` is faster than the product of the factors.
+    """
 
     shape: torch.Size
     write: Write
     tensors: tuple[Tensor, ...]
     products: Products | None = None
     squares: Squares | None = None
+    direct: bool = False
 
     def part(self, start: int, stop: int, records: int) -> Use:
         """Return the same use of the records from `start` to `stop`."""
         sizes = [len(tensor) // records for tensor in self.tensors]
         tensors = tuple(t[start * size : stop * size] for t, size in zip(self.tensors, sizes, strict=True))
-        return Use(self.shape, self.write, tensors, self.products, self.squares)
+        return replace(self, tensors=tensors)
 
     def exact(self, dtype: torch.dtype) -> Use:
         """Return the same use with floating-point tensors in the precision of x."""
         tensors = tuple(t.to(dtype) if t.is_floating_point() else t for t in self.tensors)
-        return Use(self.shape, self.write, tensors, self.products, self.squares)
+        return replace(self, tensors=tensors)
 
     def scaled(self, factors: Tensor, absent: Tensor) -> tuple[Tensor, ...]:
         """Return the tensors with the gradients of the output times a factor for each record.
@@ -75,19 +81,19 @@ class Use:
             for t in (scaled, *others)
         )
 
-    def each(self, records: int) -> Tensor:
-        """Return the gradient of each record, ``[records, numbers]``."""
-        if self.products is not None:
-            left, right = self.products(*self.tensors)
-            return (left.mT @ right).reshape(records, -1)
-        rows = self.tensors[0].new_empty(records, *self.shape)
+    def each(self, records: int, dtype: torch.dtype) -> Tensor:
+        """Return the gradient of each record, ``[records, numbers]`` of this dtype."""
+        if self.products is not None and not self.direct:
+            return _wide_products(*self.products(*self.tensors), dtype).reshape(records, -1)
+        rows = self.tensors[0].new_empty(records, *self.shape, dtype=dtype)
         self.write(rows, *self.tensors)
         return rows.view(records, -1)
 
     @property
     def one_position(self) -> bool:
-        """Whether a record has one position in a linear layer, so that its gradient is a product of two vectors."""
-        return self.tensors[0].shape[1:-1].numel() == 1
+        """Whether a record has one position, so that its gradient is a product of two vectors, as its norm is."""
+        known = self.products is not None or self.squares is not None
+        return known and self.tensors[0].shape[1:-1].numel() == 1
 
     def fast_squares(self) -> Tensor | None:
         """Return the squared norm of each record's gradient if it is cheaper than the gradients, else None."""
@@ -115,69 +121,95 @@ def product_squares(left: Tensor, right: Tensor, same: Tensor | None = None) -> 
     return (found.clamp_min(0) + _SLACK * torch.finfo(left.dtype).eps / 2 * most).sum(1)
 
 
+def _wide_products(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return LᵀR of each record in this dtype; a GPU writes products of half precision in it, without rounding them."""
+    if left.dtype == dtype or not left.is_cuda or not hasattr(torch.ops.aten.bmm, "dtype"):
+        return (left.mT @ right).to(dtype)
+    found: Tensor = torch.bmm(left.flatten(0, 1).mT, right.flatten(0, 1), out_dtype=dtype)
+    return found
+
+
+@torch.no_grad()
+def tables(uses: Mapping[Key, Sequence[Use]], weights: Tensor) -> dict[Key, Tensor]:
+    """Return the gradients of single records, ``[records, numbers]``, of the parameters where they are the least work.
+
+    One product for each record is less work than two for its norm and one for the sum, where memory is left.
+    `weights` are those of `add_up`.
+    """
+    records, left = weights.numel(), _most(weights)
+    found: dict[Key, Tensor] = {}
+    for key, several in uses.items():
+        size = records * several[0].shape.numel()
+        if size <= left and (len(several) > 1 or not several[0].one_position):
+            found[key] = sum_of([use.each(records, weights.dtype) for use in several])
+            left -= size
+    return found
+
+
+def _most(weights: Tensor) -> int:
+    return _HELD.get(weights.device.type, _HELD["cpu"])
+
+
 @torch.no_grad()
 @products_in("float32")
 def add_up(
     uses: Mapping[Key, Sequence[Use]],
+    held: Mapping[Key, Tensor],
     rows: Callable[[Key], Tensor],
     clip: RecordClip,
     weights: Tensor,
     layers: int,
+    *,
+    whole: bool = False,
 ) -> None:
     """Write Σ_r w_r · clip(g_r) over the records of each client into `rows(key)`, ``[clients, *shape]``.
 
     Args:
-        uses: The uses of each parameter, in the precision of x.
+        uses: The uses of each parameter without a table, in the precision of x.
+        held: The tables of the others.
         rows: The gradients of a parameter, which are overwritten.
         clip: The clip of a record's gradient.
         weights: The weight of each record, ``[clients, B]``; zero for records that only fill up a batch.
         layers: The number of trainable tensors, for a clip by layer.
+        whole: Whether no record only fills up a batch.
     """
     records = weights.numel()
-    squares: dict[Key, Tensor] = {}
-    held: dict[Key, Tensor] = {}
-    left = _HELD.get(weights.device.type, _HELD["cpu"])
+    squares = {key: _square_norms(grads) for key, grads in held.items()}
+    left = _most(weights) - sum(grads.numel() for grads in held.values())
     for key, several in uses.items():
-        found, size = [], several[0].shape.numel()
-        # One product for each record is less work than two for its norm and one for the sum, where memory is left.
-        fast = None
-        if len(several) == 1 and (several[0].one_position or records * size > left):
-            fast = several[0].fast_squares()
-        if fast is not None:
-            squares[key] = fast
-            continue
-        for start, stop in _parts(records, left // max(1, size)):
-            grads = sum_of([use.part(start, stop, records).each(stop - start) for use in several])
-            found.append(_square_norms(grads))
-            if stop - start == records:  # they fit, and need not be computed again
-                held[key], left = grads, left - grads.numel()
-        squares[key] = torch.cat(found)
+        fast = several[0].fast_squares() if len(several) == 1 else None
+        if fast is None:
+            size = several[0].shape.numel()
+            parts = [
+                sum_of([use.part(start, stop, records).each(stop - start, weights.dtype) for use in several])
+                for start, stop in _parts(records, left // max(1, size))
+            ]
+            fast = torch.cat([_square_norms(part) for part in parts])
+        squares[key] = fast
     if clip.by_layer:
         factors = {key: clip.factors(square.sqrt(), layers) for key, square in squares.items()}
     else:
-        whole = clip.factors(sum_of(list(squares.values())).sqrt()) if squares else weights.flatten()
-        factors = dict.fromkeys(squares, whole)
+        common = clip.factors(sum_of(list(squares.values())).sqrt()) if squares else weights.flatten()
+        factors = dict.fromkeys(squares, common)
     flat = weights.flatten()
     absent = flat == 0
+    shares = {key: (factor * flat).masked_fill(absent, 0) for key, factor in factors.items()}
+    for key, grads in held.items():
+        target, shown = rows(key), grads if whole else grads.masked_fill(absent[:, None], 0)
+        product = torch.bmm(shares[key].view(len(weights), 1, -1), shown.view(len(weights), -1, grads.shape[1]))
+        target.copy_(product.view_as(target))
     for key, several in uses.items():
-        shares = (factors[key] * flat).masked_fill(absent, 0)
-        target = rows(key)
-        if key in held:
-            grads = held.pop(key).masked_fill_(absent[:, None], 0).view(len(weights), -1, target[0].numel())
-            target.copy_(torch.bmm(shares.view(len(weights), 1, -1), grads).view_as(target))
-            continue
-        first, *others = several
-        first.write(target, *first.scaled(shares, absent))
+        target, (first, *others) = rows(key), several
+        first.write(target, *first.scaled(shares[key], absent))
         for use in others:
             more = torch.empty_like(target, memory_format=torch.contiguous_format)
-            use.write(more, *use.scaled(shares, absent))
+            use.write(more, *use.scaled(shares[key], absent))
             target.add_(more)
 
 
 def _square_norms(grads: Tensor) -> Tensor:
     """Return squared norms of rows; those below the normal numbers count as the smallest reliable one."""
-    squares = norms(grads)[:, 0].square()
-    return torch.where(grads.any(1), squares.clamp_min(smallest_reliable_norm(grads.dtype) ** 2), squares)
+    return norms(grads)[:, 0].square().clamp_min(smallest_reliable_norm(grads.dtype) ** 2)
 
 
 def _parts(records: int, most: int) -> Iterator[tuple[int, int]]:

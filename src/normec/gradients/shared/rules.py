@@ -125,7 +125,7 @@ def _use_rule(module: Any, name: str, known: Mapping[nn.Parameter, ParameterSlot
         if rule in (_batch_norm, _group_norm):
             module.then_relu = partial(_then_relu, module, rule, slots, sink, name)
         if rule is _group_norm:
-            module.then_pool = partial(_then_pool, module, slots, sink)
+            module.then_pool = partial(_then_pool, module, slots)
     elif type(module) in _BARE:
         module.forward = partial(_BARE[type(module)], module)
 
@@ -193,13 +193,13 @@ def _embedding(module: nn.Embedding, slots: Slots, sink: GradientSink, name: str
 def _group_norm(
     module: nn.GroupNorm,
     slots: Slots,
-    sink: GradientSink,
+    sink: GradientSink,  # noqa: ARG001
     name: str,  # noqa: ARG001
     x: Tensor,
     shortcut: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
-    if not sink.by_record and GroupNormRows.fits(x, module.num_groups):
+    if GroupNormRows.fits(x, module.num_groups):
         weight, bias = _values(module, slots, "weight", "bias")
         where = (slots.get("weight"), slots.get("bias"))
         return _first(GroupNormRows.apply(x, shortcut, weight, bias, where, module, relu))
@@ -213,14 +213,14 @@ def _then_relu(
     """Return `models.norm_relu` computed by the norm's kernel, or None if the kernel does not apply."""
     fits = BatchNormRows.fits(x, sink.clients) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
-    if not fits or not alike or sink.by_record or _hooked(module):
+    if not fits or not alike or _hooked(module):
         return None
     return rule(module, slots, sink, name, x, shortcut, True)
 
 
-def _then_pool(module: nn.GroupNorm, slots: Slots, sink: GradientSink, x: Tensor, pool: nn.Module) -> Tensor | None:
+def _then_pool(module: nn.GroupNorm, slots: Slots, x: Tensor, pool: nn.Module) -> Tensor | None:
     """Return `models.norm_relu_pool` computed by one kernel, or None if the kernel does not apply."""
-    if sink.by_record or _hooked(module) or _hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
+    if _hooked(module) or _hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
         return None
     weight, bias = _values(module, slots, "weight", "bias")
     return GroupNormPoolRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), module)

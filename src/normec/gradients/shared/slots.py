@@ -152,19 +152,25 @@ class ParameterSlot:
         return part.view(self.sink.clients, *self.shape)
 
     def put(
-        self, write: Write, *tensors: Tensor, products: Products | None = None, squares: Squares | None = None
+        self,
+        write: Write,
+        *tensors: Tensor,
+        products: Products | None = None,
+        squares: Squares | None = None,
+        direct: bool = False,
     ) -> None:
         """Fill the gradient with `write(rows, *tensors)`; a parameter that is used twice gets the sum.
 
         The first of `tensors` is the gradient of the layer's output, and `write` is linear in it. All of them hold the
         records of the block in order, so that any part of them is the input of the same records' gradient. `products`
-        and `squares` are faster ways to the gradients or norms of single records (`record_sums.Use`).
+        and `squares` are faster ways to the gradients or norms of single records, unless `write` is fastest, which
+        `direct` says (`record_sums.Use`).
         """
         if self.sink.by_record:
             from .record_sums import Use
 
             held = tuple(tensor.detach() for tensor in tensors)
-            self.sink.uses.setdefault(self, []).append(Use(self.shape, write, held, products, squares))
+            self.sink.uses.setdefault(self, []).append(Use(self.shape, write, held, products, squares, direct))
         elif self.written:
             more = torch.empty_like(self.rows, memory_format=torch.contiguous_format)
             write(more, *tensors)
