@@ -34,7 +34,7 @@ from .contenders import ALL, CONTENDERS, Family
 from .design import range_ends
 from .records import Record, cell_of, percent, read
 from .statistics import LEVEL, Comparison, compare, expected_best, rank
-from .studies import STUDIES, Condition, Study, shown
+from .studies import STUDIES, TRAMER_BONEH, Condition, Published, Study, shown
 
 RECORDS = "records"  # the folder of the records and the picture, next to README.md
 ALL_RESULTS = "studies.md"  # the page with the tables of all studies, next to README.md
@@ -106,24 +106,6 @@ of other methods are named in the docstrings of their classes.
 """
 
 
-@dataclass(frozen=True)
-class Published:
-    """A published result that no study repeats, with the reason."""
-
-    authors: str
-    data: str
-    accuracy: float
-    epsilon: float
-    reason: str
-
-
-NOT_RUN = Published(
-    "De et al. (2022)",
-    "CIFAR-10",
-    81.4,
-    8,
-    "their WRN-40-4 with 16 augmentations of every image needs hours of a GPU",
-)
 SIGNIFICANT = "significant difference"
 LEGEND = (
     f"± is half of the {100 * (1 - LEVEL):.0f} % confidence interval of a mean. Two methods of a column differ "
@@ -624,48 +606,121 @@ def _ranks(conditions: Conditions) -> list[str]:
 
 def _published(held: Held) -> list[str]:
     """Results at record level beside those that others have published; the method is chosen on validation data."""
-    rows, close, missed = [], 0, []
-    for name, study in STUDIES.items():
-        records = held[name]
-        if study.published is not None and len(records) == len(study.cells()):
-            best = max(records, key=lambda one: float(one["validation"]))
-            apart = 100 * float(best["accuracy"]) - study.published
-            shows = study.shows.removesuffix(RECORD_LEVEL)
-            rows.append([shows, best["method"], percent(best), f"{study.published:.1f}", f"{apart:+.2f}"])
-            close += apart >= -CLOSE
-            if apart < -CLOSE:
-                reason = f": {study.miss}" if study.miss else ""
-                missed.append(
-                    f" Missed by {-CLOSE - apart:.2f} points on {shows}, with {100 * best['validation']:.1f} % on "
-                    f"validation data{reason}."
-                )
     found = [
         "## Beside published results",
         "",
         "Patient level, beside FLamby's results: [Four hospitals](../../docs/results/heart-disease.md).",
         "",
     ]
-    if not rows:
-        return found
-    return [
-        *found,
-        "Record level at (3, 1e-5), each record protected and a trusted server, beside Tramèr and Boneh (2021). The "
-        "method of a row is the one with the best validation result; ± is the standard deviation over test seeds. The "
-        f"goal is to be at most {CLOSE:g} points below; {close} of {len(rows)} rows meet it.{''.join(missed)}",
-        "",
-        *to_markdown(("study", "method", "test accuracy", "published", "difference"), rows),
-        "",
-        "They train on batches of shuffled epochs and account for Poisson samples. Runs on features use full gradients "
-        "here, whose ε is exact, and those of CNNs draw Poisson samples, whose ε is an upper bound. On CIFAR-10 and "
-        "MNIST they normalise features by noisy statistics of the training set, clipped at medians that no noise "
-        "covers. Here every image is normalised alone, on CIFAR-10 after its channels were scaled by statistics of "
-        "synthetic images, and on Fashion-MNIST as its main components in synthetic images, so that nothing but "
-        "gradients is released. Only here are features of CIFAR-10 averaged over an image and its mirror image.",
-        "",
-        f"{NOT_RUN.authors} report {NOT_RUN.accuracy} % on {NOT_RUN.data} at ({NOT_RUN.epsilon}, 1e-5). This was not "
-        f"run: {NOT_RUN.reason}.",
-        "",
-    ]
+    beside = [one for name, study in STUDIES.items() for one in _beside(study, held[name])]
+    same = [one for one in beside if not one.published.other]
+    if same:
+        missed = [one for one in same if one.apart < -CLOSE]
+        misses = "".join(
+            f" Missed by {-CLOSE - one.apart:.2f} points on {one.shows}, with {100 * one.best['validation']:.2f} % on "
+            f"validation data{''.join(map('; '.__add__, one.others_close))}."
+            for one in missed
+        )
+        found += [
+            f"Record level at (3, 1e-5), each record protected and a trusted server, beside {TRAMER_BONEH}. The "
+            "method of a row is the one with the best validation result; ± is the standard deviation over test seeds. "
+            f"The goal is to be at most {CLOSE:g} points below; {len(same) - len(missed)} of {len(same)} rows meet it."
+            f"{misses}",
+            "",
+            *to_markdown(_BESIDE, [one.row for one in same]),
+            "",
+            "They train on batches of shuffled epochs and account for Poisson samples. Runs on features use full "
+            "gradients here, whose ε is exact, and those of CNNs draw Poisson samples, whose ε is an upper bound. On "
+            "CIFAR-10 and MNIST they normalise features by noisy statistics of the training set, clipped at medians "
+            "that no noise covers. Here every image is normalised alone, on CIFAR-10 after its channels were scaled by "
+            "statistics of synthetic images, and on Fashion-MNIST as its main components in synthetic images, so that "
+            "nothing but gradients is released. Only here are features of CIFAR-10 averaged over an image and its "
+            "mirror image.",
+            "",
+        ]
+    others = {one: None for study in STUDIES.values() for one in study.published if one.other}
+    for published in others:
+        rows = [one for one in beside if one.published == published]
+        reports = (
+            f"{published.authors} report {published.accuracy} % on CIFAR-10 at ({published.epsilon:g}, 1e-5). "
+            f"{published.other}."
+        )
+        if not rows:
+            found += [f"{reports} Nothing was run at this ε.", ""]
+            continue
+        found += [
+            f"{reports} These are the studies above at the same ε, with the same contenders and ranges of settings; "
+            "they show how far features that are not learned and a small network are from it:",
+            "",
+            *to_markdown(_BESIDE, [one.row for one in rows]),
+            "",
+            *[line for one in rows if one.missing for line in (one.missing, "")],
+        ]
+    return found
+
+
+_BESIDE = ("study", "method", "test accuracy", "published", "difference")
+
+
+@dataclass(frozen=True)
+class _Beside:
+    """The best record of a study at one ε, by its validation result, beside a published one."""
+
+    study: Study
+    published: Published
+    best: Record
+    others: tuple[Record, ...]
+    not_run: tuple[str, ...]
+
+    @property
+    def shows(self) -> str:
+        return self.study.shows.removesuffix(RECORD_LEVEL)
+
+    @property
+    def apart(self) -> float:
+        """How many points our result is above the published one."""
+        return 100 * float(self.best["accuracy"]) - self.published.accuracy
+
+    @property
+    def row(self) -> list[str]:
+        return [
+            self.shows,
+            self.best["method"],
+            percent(self.best),
+            f"{self.published.accuracy:.1f}",
+            f"{self.apart:+.2f}",
+        ]
+
+    @property
+    def others_close(self) -> list[str]:
+        """Those that are close to the published result, but are not chosen on validation data."""
+        return [
+            f"{one['method']} has {100 * one['accuracy']:.2f} % on test data, but {100 * one['validation']:.2f} % on "
+            "validation data"
+            for one in self.others
+            if 100 * float(one["accuracy"]) - self.published.accuracy >= -CLOSE
+        ]
+
+    @property
+    def missing(self) -> str:
+        """A sentence on the contenders that have not run."""
+        if not self.not_run:
+            return ""
+        verb = "has" if len(self.not_run) == 1 else "have"
+        return f"On {self.shows} {'; '.join(self.not_run)} {verb} not run at {shown(self.published.epsilon)}."
+
+
+def _beside(study: Study, records: Sequence[Record]) -> list[_Beside]:
+    """The results of a study beside published ones; where a study repeats them, all its contenders have to have run."""
+    found = []
+    for published in study.published:
+        own = {one["method"]: one for one in records if one["epsilon"] == published.epsilon}
+        left = tuple(name for name in study.contenders if name not in own)
+        if own and (published.other or not left):
+            best = max(own.values(), key=lambda one: float(one["validation"]))
+            others = tuple(one for one in own.values() if one is not best)
+            found.append(_Beside(study, published, best, others, left))
+    return found
 
 
 def _pfl(held: Held) -> list[str]:

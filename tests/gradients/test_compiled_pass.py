@@ -38,13 +38,14 @@ def passes(
     drawn: int | None = None,
     private: bool = False,
     rules: type[OperationModel] | None = None,
+    every: bool = False,
 ) -> tuple[SharedEngine, SharedEngine]:
     assert isinstance(of.records, ResidentRecords)
     assert of.sizes is not None
     batches = Batches(of.sizes, batch, 1) if batch is not None else None
     given = of, of.records, batches, 1, "float32", rules
     shared = SharedEngine(*given, private=private)  # type: ignore[arg-type]
-    compilation = Compilation(drawn, compiling)
+    compilation = Compilation(drawn, compiling, every)
     return shared, SharedEngine(*given, private=private, compilation=compilation)  # type: ignore[arg-type]
 
 
@@ -77,6 +78,9 @@ def test_a_graph_follows_x() -> None:
 def test_rounds_of_usual_shapes_alone_are_traced() -> None:
     """Clients 0, 1, 2 and 4 have a whole batch; client 3 has three records."""
     of = problem("small", sizes=(9, 9, 9, 9, 9))
+    _, traced = passes(of, drawn=3, every=True)
+    everything(traced, of)
+    assert traced_shapes(traced) == {(5, BATCH)}
     for drawn, expected in ((None, {(5, BATCH)}), (3, {(3, BATCH)}), (0, set())):
         _, traced = passes(of, drawn=drawn)
         everything(traced, of)
@@ -117,6 +121,22 @@ class Stores(nn.Linear):
         return super().forward(input)
 
 
+class LastTargets(nn.Module):
+    """A loss that shows what it saw last."""
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.seen = targets
+        return F.cross_entropy(outputs, targets)
+
+
+def test_a_loss_that_shows_what_it_saw_is_not_traced() -> None:
+    """The graph would not show it what later rounds see."""
+    clients = [TensorDataset(torch.randn(6, 6), torch.arange(6) % CLASSES) for _ in range(3)]
+    _, traced = passes(of := Problem(nn.Linear(6, CLASSES), LastTargets(), clients))
+    with pytest.raises(NoRule):
+        everything(traced, of)
+
+
 @pytest.mark.parametrize("make", [Branches, Stores])
 def test_what_cannot_be_traced_is_refused(make: Callable[[int, int], nn.Module]) -> None:
     torch.manual_seed(0)
@@ -142,6 +162,39 @@ def test_in_a_private_run_code_of_the_user_sees_one_client_at_a_time() -> None:
     seen.clear()
     assert apart(everything(traced, of), everything(shared, of)) == 0
     assert set(seen) == {BATCH}
+
+
+def _mean_of_known(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Its backward pass divides by the number of known targets."""
+    return F.cross_entropy(outputs, targets.clamp_min(0), reduction="none")[targets >= 0].mean()
+
+
+def _by_classes(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets.clamp_min(0)) / len(torch.unique(targets))
+
+
+def _by_parts(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The code behind `tensor_split` reads where to split, without asking for an item."""
+    first, last = torch.tensor_split(outputs, (targets >= 0).sum()[None])
+    return (first.square().sum() + 3 * last.square().sum()) / outputs.numel()
+
+
+@pytest.mark.parametrize(("loss", "suits"), [(_mean_of_known, True), (_by_classes, False), (_by_parts, False)])
+def test_a_graph_keeps_no_number_that_was_read_in_the_data(loss: Callable[..., Tensor], suits: bool) -> None:
+    """The graph is made in a round in which two clients have one target that is known, and used for other clients."""
+    torch.manual_seed(0)
+    targets = [torch.arange(6) % CLASSES - 4 * (torch.arange(6) >= known) for known in (1, 1, 4, 5)]
+    clients = [TensorDataset(torch.randn(6, 6), target) for target in targets]
+    of = Problem(nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, CLASSES)), loss, clients)
+    shared, traced = passes(of, batch=None, drawn=2, private=True)
+    if not suits:
+        with pytest.raises(NoRule, match="traced"):
+            everything(traced, of, 0, torch.tensor([0, 1]))
+        return
+    for drawn in ([0, 1], [2, 3], [0, 3]):
+        found, expected = (everything(engine, of, 0, torch.tensor(drawn)) for engine in (traced, shared))
+        assert apart(found, expected) == 0
+    assert traced_shapes(traced) == {(2, 6)}
 
 
 needs_compiler = pytest.mark.skipif(
@@ -178,6 +231,7 @@ def test_where_the_compiler_fails_the_pass_runs_without_it(caplog: pytest.LogCap
     assert "not compiled" in caplog.text
     assert "no compiler" not in caplog.text
     assert compiled.name == "shared"
+    assert compiled.variant != shared.variant
 
 
 def clipped_passes(of: Problem, clip: RecordClip, compiling: bool = False) -> tuple[SharedEngine, SharedEngine]:

@@ -15,6 +15,8 @@ from torch.utils.data import TensorDataset
 from normec import Problem
 from normec.gradients.choice import choose_engine
 from normec.gradients.loop import LoopEngine
+from normec.gradients.record_clip import RecordClip
+from normec.gradients.shared import layers
 from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.operations import OperationModel
 from normec.problems.client_data import ResidentRecords
@@ -161,6 +163,21 @@ def test_models_of_transformers_take_the_shared_pass(kind: str) -> None:
         found = everything(engine, of)
     assert engine.name == "shared"
     assert apart(found, everything(LoopEngine(of, None, 1), of)) < CLOSE
+
+
+@pytest.mark.parametrize("clip", [None, RecordClip(0.3)])
+@pytest.mark.parametrize("name", ["gpt with tied weights", "padded embedding"])
+def test_a_product_with_one_hot_vectors_adds_up_the_rows_of_an_embedding(
+    name: str, clip: RecordClip | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a GPU does for small tables."""
+    monkeypatch.setitem(layers._ONE_HOT, "cpu", 2**25)
+    of = problem(STRUCTURES[name])
+    assert isinstance(of.records, ResidentRecords)
+    engine = SharedEngine(of, of.records, None, 1, "float32", OperationModel, record_clip=clip)
+    with mock.patch.object(layers.aten, "embedding_dense_backward", side_effect=AssertionError("not by a product")):
+        found = everything(engine, of)
+    assert apart(found, everything(LoopEngine(of, None, 1, clip), of)) < CLOSE
 
 
 def test_an_embedding_whose_gradients_depend_on_the_whole_batch_is_refused() -> None:

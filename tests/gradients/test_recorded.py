@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 from functools import partial
 from typing import Any
@@ -164,7 +165,9 @@ def test_code_that_may_write_to_the_same_memory_sees_one_client_at_a_time() -> N
     for private in (False, True):
         for loss in (F.cross_entropy, nn.CrossEntropyLoss(), partial(F.cross_entropy, label_smoothing=0.1)):
             assert together(known, private, loss)
-        for own in (own_loss, partial(own_loss, targets=torch.arange(4))):
+        renamed = functools.wraps(F.cross_entropy)(lambda *given: own_loss(*given))  # its module is one of PyTorch
+        made = torch.fx.symbolic_trace(Own()), torch.jit.trace(Own(), torch.zeros(1, 6))  # type: ignore[no-untyped-call]
+        for own in (own_loss, partial(own_loss, targets=torch.arange(4)), renamed, torch.no_grad()(own_loss), *made):
             assert has_own_code(own)
         assert not together(known, private, own_loss)
         assert not together(known, private, transform=lambda inputs: inputs)

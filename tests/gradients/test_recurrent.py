@@ -10,8 +10,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.data import TensorDataset
 
 from normec import Problem
+from normec.errors import UsageError
 from normec.gradients.choice import choose_engine
-from normec.gradients.loop import LoopEngine
+from normec.gradients.loop import LoopEngine, record_gradients
 from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.rules import ModuleModel
@@ -19,7 +20,7 @@ from normec.gradients.shared.slots import NoRule
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches
 
-from .cases import BATCH, CLASSES, apart, engines, everything, problem
+from .cases import BATCH, CLASSES, Case, apart, engines, everything, problem
 from .structures import RECURRENT
 
 CLOSE = 1e-10
@@ -75,19 +76,62 @@ def test_packed_sequences_are_left_to_the_loop() -> None:
         everything(shared, of)
     chosen = choose_engine("auto", of, Batches(of.sizes, BATCH, 1), 1)
     assert apart(everything(chosen, of), everything(loop, of)) < CLOSE
+    with pytest.raises(UsageError, match="record at a time"):
+        everything(LoopEngine(of, None, 0, RecordClip(0.3)), of)
 
 
-@pytest.mark.parametrize("name", ["lstm", "lstm, two layers, both ways", "lstm without biases"])
-def test_the_loop_clips_the_records_of_an_lstm(name: str) -> None:
-    """One record after the other by plain autograd, with PyTorch's own LSTM."""
-    of, clip = problem(RECURRENT[name], sizes=(5, 4)), RecordClip(0.3)
+@pytest.mark.parametrize("name", [*RECURRENT, "dropout of all"])
+def test_the_loop_clips_the_records_of_a_recurrent_model(name: str) -> None:
+    """One record after the other by plain autograd, with PyTorch's own layers."""
+    case = RECURRENT[name] if name in RECURRENT else Case(WithDropout, (4, 3))
+    of, clip = problem(case, sizes=(5, 4)), RecordClip(0.3)
     found = everything(LoopEngine(of, None, 0, clip), of)
     assert isinstance(of.records, ResidentRecords)
-    parameters = list(of.model.parameters())
+    parameters = [part for part in of.model.parameters() if part.requires_grad]
+    inputs = of.prepared(of.records.inputs, torch.float64)
     for client, rows in enumerate(of.records.rows):
         total = torch.zeros_like(of.x0)
         for row in rows:
-            loss = F.cross_entropy(of.model(of.records.inputs[row][None]), of.records.targets[row][None])
+            loss = F.cross_entropy(of.model(inputs[row][None]), of.records.targets[row][None])
             grad = torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)])
             total += grad * min(1.0, 0.3 / float(grad.norm()))
         assert float((found.grads[client] - total / len(rows)).norm()) < CLOSE
+
+
+class WithDropout(nn.Module):
+    """Its second layer sees zeros, which needs no random numbers."""
+
+    def __init__(self, dropout: float = 1.0) -> None:
+        super().__init__()
+        self.layers = nn.LSTM(3, 5, num_layers=2, dropout=dropout, batch_first=True)
+        self.head = nn.Linear(5, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.layers(x)[0][:, -1])
+        return found
+
+
+def test_records_have_masks_of_their_own_between_layers() -> None:
+    """Equal records, with the same state of the generator, have other gradients only because of their masks."""
+    records = [TensorDataset(torch.ones(6, 4, 3), torch.zeros(6, dtype=torch.int64))]
+    for dropout, alike in ((0.0, True), (0.5, False)):
+        of = Problem(WithDropout(dropout), F.cross_entropy, records)
+        grads, _ = record_gradients(of, of.x0, torch.ones(6, 4, 3), torch.zeros(6, dtype=torch.int64))
+        assert bool((grads - grads[0]).norm() < 1e-6) is alike
+
+
+def test_an_lstm_with_projections_is_refused_where_records_are_clipped() -> None:
+    records = [TensorDataset(torch.randn(6, 4, 3), torch.arange(6) % CLASSES) for _ in range(2)]
+    of = Problem(Last(nn.LSTM(3, CLASSES + 1, proj_size=CLASSES, batch_first=True)), F.cross_entropy, records)
+    with pytest.raises(UsageError, match="proj_size"):
+        everything(LoopEngine(of, None, 0, RecordClip(0.3)), of)
+
+
+class Last(nn.Module):
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x)[0][:, -1]
+        return found

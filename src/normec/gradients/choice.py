@@ -156,10 +156,10 @@ def choose_engine(
         lengths = (type(batches).__name__, float(batches.expected.sum())) if batches is not None else None
         most = math.ceil(_CLIPPED / _share_in_a_batch(problem, batches)) if record_clip is not None else None
         for position, kind in enumerate(kinds, start=1):
-            known = (kind, precision, record_clip, lengths, private, local)
+            known = (kind, precision, record_clip, lengths, private, local, drawn if kind in _COMPILED else None)
             others = partial(first_of, kinds[position:])
             try:
-                return VerifiedEngine(problem, partial(make, kind), loop, known, private, others, most)
+                return VerifiedEngine(problem, partial(make, kind), loop, known, private, others, most, drawn)
             except NoRule as reason:
                 reasons.append(str(reason))
         return loop
@@ -194,10 +194,9 @@ def _fast(
     match kind:
         case "compiled shared" | "compiled operations":
             rules = ModuleModel if kind == "compiled shared" else OperationModel
-            compilation = Compilation(drawn, compiling)
-            return SharedEngine(
-                problem, records, batches, seed, precision, rules, private=private, compilation=compilation
-            )
+            compilation = Compilation(drawn, compiling, every=not compiling)
+            given = problem, records, batches, seed, precision, rules
+            return SharedEngine(*given, private=private, record_clip=record_clip, compilation=compilation)
         case "recorded":
             return RecordedEngine(problem, records, batches, seed, precision, private=private)
         case "batched":

@@ -31,7 +31,7 @@ from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
 from .precision import Precision, autocast
 from .record_clip import RecordClip
-from .shared.recurrent import LSTMByStep
+from .shared.recurrent import RecurrentByStep
 
 _BLOCK_FLOATS = 2**24  # the most numbers in a block of gradients, 64 MiB in float32
 
@@ -222,11 +222,11 @@ def record_gradients(
         return problem.value(point, alone(item), alone(target)).loss
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness=randomness)
-    with RefuseOwnVmapRules(UsageError), LSTMByStep():
+    with RefuseOwnVmapRules(UsageError), RecurrentByStep():
         try:
             grads, values = each(x, inputs, targets)
         except RuntimeError as error:
-            if "atching rule" not in str(error):
+            if "atching rule" not in str(error) and "vmap" not in str(error):
                 raise
             raise UsageError(
                 "the model, the loss or the transform uses an operation that torch.func.vmap cannot apply to one "

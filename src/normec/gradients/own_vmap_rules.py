@@ -25,7 +25,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as dispatch
 
-_OF_TORCH = ("aten", "prims", "torchvision")
+_OF_TORCH = ("aten", "prim", "prims", "torchvision")
 _HOOKS = "hooks for saved tensors would see several clients or records together under vmap; leave them out"
 _MODES = "a TorchDispatchMode would see several clients or records together; leave it out"
 _UNKNOWN = "this version of PyTorch does not show which vmap rules it calls; use a version that normec was tested with"
@@ -40,7 +40,8 @@ class RefuseOwnVmapRules(TorchFunctionMode):
     Args:
         error: The type of the error.
         allowed: Functions of this library with vmap rules.
-        modes: Dispatch modes of PyTorch that may be active, such as that of a tracer. Subclasses may not.
+        modes: Dispatch modes and classes of tensors of PyTorch that may be at work, such as those of a tracer.
+            Subclasses may not.
     """
 
     def __init__(self, error: type[Exception], allowed: Collection[type] = (), modes: Collection[type] = ()) -> None:
@@ -73,7 +74,7 @@ class RefuseOwnVmapRules(TorchFunctionMode):
         if name is not None:
             raise self._error(_reason(name))
         for tensor in _tensors((*args, *kwargs.values())):
-            if _has_own_dispatch(tensor):
+            if _has_own_dispatch(tensor) and type(tensor) not in self._modes:
                 raise self._error(_dispatch_reason(tensor))
         return func(*args, **kwargs)
 

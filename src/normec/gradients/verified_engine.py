@@ -73,15 +73,17 @@ class VerifiedEngine:
         private: bool = False,
         otherwise: Callable[[], VerifiedEngine | ReferenceEngine] | None = None,
         most_records: int | None = None,
+        usually_drawn: int | None = None,
     ) -> None:
         """`make` creates the fast engine, and once more for the problem in float64, where the two are compared.
 
         `kind` is the engine with all its settings; it is compared once per problem. With `private`, the choice of the
         engine must not depend on the clients' data. `otherwise` returns the engine that runs if this one does not; by
-        default the reference. In a private run the two are compared on at most `most_records` records of a client.
+        default the reference. In a private run the two are compared on at most `most_records` records of a client, in
+        passes over as many clients as are `usually_drawn` (None: all; 0: unknown).
         """
         self._problem, self._make, self._reference, self._kind = problem, make, reference, kind
-        self._private, self._most_records = private, most_records
+        self._private, self._most_records, self._usually_drawn = private, most_records, usually_drawn
         self._fast = make(problem, reference.precision)
         self._checked = self._compared = self._proven = False
         self._otherwise = otherwise if otherwise is not None else lambda: reference
@@ -169,7 +171,10 @@ class VerifiedEngine:
 
     def _difference(self, x: Tensor, buffers: Buffers, round: int, drawn: Tensor | None) -> str | None:
         """Return why the two do not agree on a few clients of this round, or None."""
-        drawn = drawn if drawn is not None and len(drawn) and not self._private else None
+        if self._private:  # not those of this round, which may be secret
+            most = self._usually_drawn or 0
+            drawn = torch.arange(most) if most >= _COMPARED else None
+        drawn = drawn if drawn is not None and len(drawn) else None
         clients = _equal_lengths(self._reference.divisors, drawn)
         shown = _synthetic(self._problem, self._most_records) if self._private else self._problem
         fine = shown.to(x.device, torch.float64)

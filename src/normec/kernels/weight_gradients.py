@@ -62,13 +62,14 @@ def _weights(
 
 @triton.jit
 def _gather(part, rows, stride, CI, size, TAPS, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum the spans and put taps last, as the parameter has them."""
+    """Sum the spans and put taps last, as the parameter has them; reads far apart are cheaper than such writes."""
     client = tl.program_id(0)
-    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # (o, tap, i) as the spans have them
+    e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # (o, i, tap), where the spans have (o, tap, i)
+    o, i, tap = e // (TAPS * CI), e // TAPS % CI, e % TAPS
     spans = (client * SPLITS + tl.arange(0, SPLITS)).to(tl.int64)
-    total = tl.sum(tl.load(part + spans[:, None] * size + e[None, :], mask=(e < size)[None, :], other=0.0), 0)
-    o, tap, i = e // (TAPS * CI), e // CI % TAPS, e % CI
-    tl.store(rows + client.to(tl.int64) * stride + (o * CI + i) * TAPS + tap, total, mask=e < size)
+    at = spans[:, None] * size + ((o * TAPS + tap) * CI + i)[None, :]
+    total = tl.sum(tl.load(part + at, mask=(e < size)[None, :], other=0.0), 0)
+    tl.store(rows + client.to(tl.int64) * stride + e, total, mask=e < size)
 
 
 def weight_gradients(

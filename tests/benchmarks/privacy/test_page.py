@@ -244,7 +244,26 @@ def test_the_method_beside_a_published_result_is_chosen_on_validation_data(tmp_p
     text = written(tmp_path, held)
     assert f"| {name} | 66.5 ± 1.0 | 67.0 | -0.51 |" in text
     assert "0 of 1 rows meet it. Missed by 0.01 points on softmax regression on mirrored scattering features" in text
-    assert "with 70.0 % on validation data." in text
+    assert f"with 70.00 % on validation data; {others[0]} has 69.00 % on test data, but 60.00 % on" in text
+
+
+def test_results_stand_beside_a_published_one_of_another_network(tmp_path: Path) -> None:
+    """At its own ε, as far as they have run, with the reason for the distance; they are no part of the goal."""
+    *others, name = STUDIES["cifar10-records"].contenders
+    held = [made("cifar10-records", one, 3.0, "iid", [0.68] * 3) for one in (*others, name)]
+    text = written(tmp_path, held)
+    assert "report 81.4 % on CIFAR-10 at (8, 1e-5). They train a Wide-ResNet-40-4" in text
+    assert "Nothing was run at this ε." in text
+    held.append(made("cifar10-records", name, 8.0, "iid", [0.71, 0.72, 0.73]))
+    text = written(tmp_path, held)
+    assert f"| {name} | 72.0 ± 1.0 | 81.4 | -9.40 |" in text
+    assert "1 of 1 rows meet it." in text
+    assert f"scattering features of CIFAR-10 {'; '.join(others)} have not run at ε = 8." in text
+    held += [made("cifar10-records", one, 8.0, "iid", [0.75] * 3) | {"validation": 0.9} for one in others[:1]]
+    held += [made("cifar10-records", one, 8.0, "iid", [0.76] * 3) | {"validation": 0.8} for one in others[1:]]
+    text = written(tmp_path, held)
+    assert f"| {others[0]} | 75.0 ± 1.0 | 81.4 | -6.40 |" in text
+    assert "have not run at" not in text
 
 
 def test_a_model_that_no_method_moves_is_named(tmp_path: Path) -> None:

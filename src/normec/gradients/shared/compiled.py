@@ -2,7 +2,9 @@
 
 The forward and backward pass of a block runs once under a tracer, with all rules, and the tracer keeps its operations:
 a function from x and the records to the losses and the gradients of every parameter. The graph does in every round what
-Python did once, as a CUDA graph does. The tracer cannot follow code that reads values, so a model that does is refused.
+Python did once, as a CUDA graph does. So the tracer sees tensors without values: code that reads values in any way, as
+C++ code does where lengths are given in a tensor, fails and is refused. Otherwise a number that was read in the data of
+one client would decide in every later round.
 
 With a clip for each record there are two graphs. The first ends with the gradients of single records, or what they are
 made of; the second adds them up, with its products in the precision of x.
@@ -22,7 +24,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...problems.objective import Buffers
 from ..precision import products
@@ -33,6 +35,7 @@ from .slots import GradientSink, NoRule, ParameterSlot
 Graph = Callable[..., tuple[Tensor, ...]]
 
 _MOST = 2  # the most shapes that are compiled
+_UNTRACED = "the model cannot be traced: it reads values, or leaves tensors of one pass for the next"
 
 log = logging.getLogger("normec")
 
@@ -41,11 +44,13 @@ log = logging.getLogger("normec")
 class Compilation:
     """What is compiled: rounds of `drawn` clients (None: all of them; 0: their number varies, so nothing is).
 
-    Without `compiling` the pass is traced and its graph runs as it is.
+    Without `compiling` the pass is traced and its graph runs as it is. With `every` shape, nothing else runs: this is
+    for comparisons, whose few clients have none of the usual shapes.
     """
 
     drawn: int | None = None
     compiling: bool = True
+    every: bool = False
 
 
 class CompiledPass:
@@ -55,20 +60,28 @@ class CompiledPass:
         self,
         sink: GradientSink,
         back_and_forth: Callable[..., Tensor],
-        compiling: bool,
+        loss: object,
+        how: Compilation,
         clip: RecordClip | None = None,
     ) -> None:
-        """`back_and_forth(inputs, targets, modes)` fills the sink and returns the losses, while `modes` are active."""
-        self._sink, self._back_and_forth, self._compiling = sink, back_and_forth, compiling
+        """`back_and_forth(inputs, targets, modes)` fills the sink and returns the losses, while `modes` are active.
+
+        It calls the user's own `loss`.
+        """
+        self._sink, self._back_and_forth, self._loss, self._how = sink, back_and_forth, loss, how
         self._graphs: dict[tuple[int, ...], Graph] = {}
         self._clip = clip
-        self.shapes: set[tuple[int, ...]] = set()
+        self._shapes: set[tuple[int, ...]] = set()
         self.failed = False  # whether a graph runs as it is because the compiler has failed
 
     def use(self, shapes: Iterable[tuple[int, int]]) -> None:
         """Compile passes of so many clients and records of each; of many shapes, the most common ones."""
-        self.shapes = {shape for shape, _ in Counter(shapes).most_common(_MOST)}
+        self._shapes = {shape for shape, _ in Counter(shapes).most_common(_MOST)}
         self._graphs.clear()
+
+    def suits(self, records: Tensor) -> bool:
+        """Whether a pass over records of this shape, ``[clients, records, ...]``, is one of the usual ones."""
+        return self._how.every or tuple(records.shape[:2]) in self._shapes
 
     @property
     def traced(self) -> set[tuple[int, ...]]:
@@ -110,7 +123,7 @@ class CompiledPass:
             self._sink.finish()
             return losses, *rows, *own.values()
 
-        return self._fused(_traced(once, inputs), inputs)
+        return self._fused(self._pass_of(once, inputs), inputs)
 
     def _compile_clipped(
         self, names: list[str], inputs: tuple[Tensor, ...], weights: Tensor, clip: RecordClip
@@ -145,7 +158,7 @@ class CompiledPass:
             add_up(others, grads, rows.__getitem__, clip, weights, len(sink.slots), whole=True)
             return tuple(rows.values())
 
-        first = self._fused(_traced(once, inputs), inputs)
+        first = self._fused(self._pass_of(once, inputs), inputs)
         parts = first(*inputs)[1:]
         with products("float32"):
             second = self._fused(_traced(sums, (weights, *parts)), (weights, *parts))
@@ -157,9 +170,18 @@ class CompiledPass:
 
         return clipped
 
+    def _pass_of(self, once: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
+        """Return the graph of a pass, which must not leave tensors without values in the user's loss."""
+        from torch._subclasses.fake_tensor import FakeTensor
+
+        graph = _traced(once, inputs)
+        if any(isinstance(held, FakeTensor) for held in _attributes(self._loss)):
+            raise NoRule(_UNTRACED)
+        return graph
+
     def _fused(self, graph: Any, inputs: tuple[Tensor, ...]) -> Graph:
         """Return the compiled graph, or the graph itself where TorchInductor cannot work."""
-        if not self._compiling:
+        if not self._how.compiling:
             plain: Graph = graph
             return plain
         try:
@@ -177,12 +199,19 @@ class CompiledPass:
         return fused
 
 
+def _attributes(part: object) -> Iterator[object]:
+    """Yield what an object, or a module and those inside it, hold in attributes, and in lists of them."""
+    for one in part.modules() if isinstance(part, nn.Module) else [part]:
+        for value in getattr(one, "__dict__", {}).values():
+            yield from value if isinstance(value, list | tuple) else (value,)
+
+
 def _modes() -> tuple[type, ...]:
-    """Return the dispatch modes of the tracer: itself, and how it notes the shapes of results."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    """Return what the tracer has at work: itself, and tensors without values."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 
-    return ProxyTorchDispatchMode, FakeTensorMode
+    return ProxyTorchDispatchMode, FakeTensorMode, FakeTensor
 
 
 def _traced(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
@@ -191,13 +220,11 @@ def _traced(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> Any:
 
     try:
         with torch.no_grad():
-            return make_fx(function)(*inputs)
+            return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True)(*inputs)
     except (NoRule, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise NoRule(
-            "the model cannot be traced: it reads values, or leaves tensors of one pass for the next"
-        ) from error
+        raise NoRule(_UNTRACED) from error
 
 
 @contextmanager

@@ -92,6 +92,8 @@ class SharedEngine(BlockEngine):
             # one client's targets must not decide how the losses of other clients are computed.
             self._model.leaves_out = private or bool((records.targets == LEFT_OUT).any())
         self._everyone: tuple[Tensor, ...] | None = None
+        # Of the blocks of all clients, by their first client: which records fill up a batch, and the weights of all.
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}
         self._kept = InputCache(problem, records, whole=batches is None)
         self._seen = False  # whether the model has run without reading values
         self._grads = GradientTable()
@@ -99,14 +101,21 @@ class SharedEngine(BlockEngine):
         self._compilation, self._compiled = compilation, None
         if compilation is not None:
             self.name = "compiled"
-            self._compiled = CompiledPass(self._sink, self._back_and_forth, compilation.compiling, record_clip)
+            self._compiled = CompiledPass(self._sink, self._back_and_forth, problem.loss, compilation, record_clip)
             self._compiled.use(self._usual_shapes(compilation.drawn))
+
+    @property
+    def variant(self) -> str:
+        """A graph that runs as it is uses other kernels than the pass that was traced."""
+        failed = self._compiled is not None and self._compiled.failed
+        return super().variant + (", traced" if failed else "")
 
     def shrink(self) -> bool:
         self._grads, self._graphs = GradientTable(), (CudaGraphs() if self._graphs is not None else None)
         self._sink.clear()
         self._kept.forget()
         self._everyone = None
+        self._weights.clear()
         smaller = super().shrink()
         if self._compiled is not None and self._compilation is not None:
             self._compiled.use(self._usual_shapes(self._compilation.drawn) if smaller else ())
@@ -178,8 +187,14 @@ class SharedEngine(BlockEngine):
         short = -numbers.shape[1] % RECORD_BLOCKS[-1]
         numbers = F.pad(numbers, (0, short))
         uniforms = None if uniforms is None else F.pad(uniforms, (0, 0, 0, short))
-        present = torch.arange(numbers.shape[1]) < lengths[:, None]
-        weights = upload((present / divisors[:, None]).to(x.dtype), x.device)
+        constant = everyone and not full and (self._batches is None or isinstance(self._batches, Batches))
+        known = self._weights.get(int(block.clients[0])) if constant else None
+        if known is None:
+            present = torch.arange(numbers.shape[1]) < lengths[:, None]
+            known = present, upload((present / divisors[:, None]).to(x.dtype), x.device)
+            if constant:
+                self._weights[int(block.clients[0])] = known
+        present, weights = known
         base, slope = self._problem.penalised(x)
         losses = base.expand(len(block.clients)).clone()
         if not numbers.shape[1]:  # no client has drawn a record
@@ -270,7 +285,7 @@ class SharedEngine(BlockEngine):
 
     def _fill(self, x: Tensor, grads: Tensor, own: Buffers, ready: Tensor, targets: Tensor) -> Tensor:
         """Fill `grads` and update the buffers `own` of a block; returns the losses without the penalty."""
-        if self._compiled is not None and tuple(targets.shape[:2]) in self._compiled.shapes:
+        if self._compiled is not None and self._compiled.suits(targets):
             losses = self._compiled.run(x, grads, own, ready, targets)
             if self._compiled.failed:
                 self.name = SharedEngine.name
@@ -286,7 +301,7 @@ class SharedEngine(BlockEngine):
         """Fill `grads` with sums of clipped gradients; returns the losses of all records."""
         if self._clip is None:
             raise TypeError("there is no clip")
-        if whole and self._compiled is not None and tuple(weights.shape) in self._compiled.shapes:
+        if whole and self._compiled is not None and self._compiled.suits(weights):
             losses = self._compiled.run(x, grads, own, ready, targets, weights)
             if self._compiled.failed:
                 self.name = SharedEngine.name

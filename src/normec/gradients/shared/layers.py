@@ -23,6 +23,10 @@ from .slots import Maybe, ParameterSlot, SlotPair, factors, sum_channels, sum_po
 
 aten = torch.ops.aten
 
+# The most numbers of one-hot vectors whose product with the gradients takes a device less time than adding up the rows,
+# for which PyTorch sorts the indices on a GPU.
+_ONE_HOT = {"cuda": 2**25}
+
 
 class LinearRows(Function):
     """y = x Wᵀ + b on [..., in]; `flipped`, y = x W + b."""
@@ -68,9 +72,13 @@ class EmbeddingRows(Function):
     def _write(rows: Tensor, g: Tensor, numbers: Tensor) -> None:
         c, size = rows.shape[:2]
         own = numbers.reshape(c, -1)
+        g = g.reshape(c, -1, g.shape[-1])
+        if own.numel() * size <= _ONE_HOT.get(g.device.type, 0):
+            hot = (own[:, None] == torch.arange(size, device=own.device)[:, None]).to(g.dtype)
+            rows.copy_(torch.bmm(hot, g).view_as(rows))
+            return
         # Every client has its own table of gradients.
         shifted = own + size * torch.arange(c, device=own.device)[:, None]
-        g = g.reshape(c, -1, g.shape[-1])
         rows.copy_(aten.embedding_dense_backward(g, shifted, c * size, -1, False).view_as(rows))
 
     @staticmethod

@@ -67,7 +67,7 @@ class Use:
         tensors = tuple(t.to(dtype) if t.is_floating_point() else t for t in self.tensors)
         return replace(self, tensors=tensors)
 
-    def scaled(self, factors: Tensor, absent: Tensor) -> tuple[Tensor, ...]:
+    def scaled(self, factors: Tensor, absent: Tensor | None) -> tuple[Tensor, ...]:
         """Return the tensors with the gradients of the output times a factor for each record.
 
         Records that are `absent` are zero in all tensors, whatever the model made of them.
@@ -75,6 +75,8 @@ class Use:
         shape = (len(factors), -1)
         first, *others = self.tensors
         scaled = (first.reshape(shape) * factors[:, None]).view(first.shape)
+        if absent is None:
+            return scaled, *others
         hidden = absent[:, None]
         return tuple(
             t.reshape(shape).masked_fill(hidden, 0).view(t.shape) if t.is_floating_point() else t
@@ -173,8 +175,8 @@ def add_up(
         layers: The number of trainable tensors, for a clip by layer.
         whole: Whether no record only fills up a batch.
     """
-    records = weights.numel()
-    squares = {key: _square_norms(grads) for key, grads in held.items()}
+    records, flat = weights.numel(), weights.flatten()
+    squares = dict(zip(held, _square_norms(list(held.values())), strict=True))
     left = _most(weights) - sum(grads.numel() for grads in held.values())
     for key, several in uses.items():
         fast = several[0].fast_squares() if len(several) == 1 else None
@@ -184,18 +186,20 @@ def add_up(
                 sum_of([use.part(start, stop, records).each(stop - start, weights.dtype) for use in several])
                 for start, stop in _parts(records, left // max(1, size))
             ]
-            fast = torch.cat([_square_norms(part) for part in parts])
+            fast = torch.cat([_square_norms([part])[0] for part in parts])
         squares[key] = fast
+    absent = None if whole else flat == 0
+
+    def shares_of(lengths: Tensor, parts: int = 1) -> Tensor:
+        shares = clip.factors(lengths, parts) * flat
+        return shares if absent is None else shares.masked_fill(absent, 0)
+
     if clip.by_layer:
-        factors = {key: clip.factors(square.sqrt(), layers) for key, square in squares.items()}
-    else:
-        common = clip.factors(sum_of(list(squares.values())).sqrt()) if squares else weights.flatten()
-        factors = dict.fromkeys(squares, common)
-    flat = weights.flatten()
-    absent = flat == 0
-    shares = {key: (factor * flat).masked_fill(absent, 0) for key, factor in factors.items()}
+        shares = {key: shares_of(square.sqrt(), layers) for key, square in squares.items()}
+    elif squares:
+        shares = dict.fromkeys(squares, shares_of(torch.stack(list(squares.values())).sum(0).sqrt()))
     for key, grads in held.items():
-        target, shown = rows(key), grads if whole else grads.masked_fill(absent[:, None], 0)
+        target, shown = rows(key), grads if absent is None else grads.masked_fill(absent[:, None], 0)
         product = torch.bmm(shares[key].view(len(weights), 1, -1), shown.view(len(weights), -1, grads.shape[1]))
         target.copy_(product.view_as(target))
     for key, several in uses.items():
@@ -207,9 +211,12 @@ def add_up(
             target.add_(more)
 
 
-def _square_norms(grads: Tensor) -> Tensor:
+def _square_norms(tables: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return squared norms of rows; those below the normal numbers count as the smallest reliable one."""
-    return norms(grads)[:, 0].square().clamp_min(smallest_reliable_norm(grads.dtype) ** 2)
+    if not tables:
+        return ()
+    lengths = torch.stack([norms(grads)[:, 0] for grads in tables])
+    return lengths.square().clamp_min(smallest_reliable_norm(lengths.dtype) ** 2).unbind()
 
 
 def _parts(records: int, most: int) -> Iterator[tuple[int, int]]:

@@ -22,6 +22,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ...errors import UsageError
 from ..precision import autocast_dtype
 from .slots import Maybe, NoRule, ParameterSlot, factors, sum_positions, write_products
 
@@ -138,17 +139,24 @@ def _step_by_step(
     return torch.stack(after, 1), h, c
 
 
-class LSTMByStep(TorchFunctionMode):
-    """Computes an LSTM by operations that vmap knows; PyTorch's own needs states that differ between records."""
+class RecurrentByStep(TorchFunctionMode):
+    """Computes recurrent layers by operations that vmap knows; PyTorch's own need a state for each record."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.lstm or len(args) != 9 or args[5] > 0:  # packed sequences, and dropout between layers
+        if func not in _FUNCTIONS or len(args) != 9 or isinstance(args[3], Sequence):  # packed sequences
             return func(*args, **(kwargs or {}))
-        x, states, weights, biases, layers, _, _, both_ways, batch_first = args
-        recurrence = Recurrence("LSTM", layers, both_ways, biases, _step_by_step)
+        x, states, weights, biases, layers, dropout, training, both_ways, batch_first = args
+        kind = _FUNCTIONS[func]
+        if len(weights) != layers * (2 if both_ways else 1) * (4 if biases else 2):
+            raise UsageError("the records of an LSTM with proj_size cannot be clipped one by one; leave proj_size out")
+        recurrence = Recurrence(kind, layers, both_ways, biases, _step_by_step, dropout if training else 0.0)
         values = [(weight, None) for weight in weights]
-        found, *ends = recurrence(x if batch_first else x.transpose(0, 1), states, values)
+        starts = states if kind == "LSTM" else [states]
+        found, *ends = recurrence(x if batch_first else x.transpose(0, 1), starts, values)
         return found if batch_first else found.transpose(0, 1), *ends
+
+
+_FUNCTIONS = {torch.lstm: "LSTM", torch.gru: "GRU", torch.rnn_tanh: "RNN_TANH", torch.rnn_relu: "RNN_RELU"}
 
 
 @dataclass(frozen=True)
@@ -160,6 +168,7 @@ class Recurrence:
     both_ways: bool
     biases: bool
     layer: Callable[..., tuple[Tensor, Tensor, Maybe]] = RecurrentRows.apply
+    dropout: float = 0.0  # between layers
 
     def __call__(self, x: Tensor, states: Sequence[Tensor], weights: Sequence[Weight]) -> tuple[Tensor, ...]:
         """Return outputs and last states from records ``[records, steps, ·]`` and states ``[layers, records, ·]``.
@@ -169,6 +178,8 @@ class Recurrence:
         each, directions = 4 if self.biases else 2, 2 if self.both_ways else 1
         ends: list[tuple[Tensor, ...]] = []
         for layer in range(self.layers):
+            if layer and self.dropout:
+                x = F.dropout(x, self.dropout)
             ways = []
             for back in range(directions):
                 number = layer * directions + back

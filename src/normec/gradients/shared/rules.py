@@ -419,10 +419,21 @@ def has_own_code(part: Any) -> bool:
 
 def _is_foreign(thing: Any) -> bool:
     """Whether a function, or a class of an object, belongs neither to PyTorch nor to this library."""
-    function = isinstance(thing, FunctionType | BuiltinFunctionType)
+    if isinstance(thing, _MADE_OF_OWN_CODE):
+        return True
+    if isinstance(thing, FunctionType):  # decorators copy the name of a module from one function to another
+        return any(map(_outside, (thing.__module__, thing.__globals__.get("__name__"))))
     # A parametrization gives a module a class of PyTorch's below its own class.
-    named = [thing] if function else type(thing).__mro__[:-1]
-    return any(str(one.__module__).partition(".")[0] not in ("torch", __package__.partition(".")[0]) for one in named)
+    named = [thing] if isinstance(thing, BuiltinFunctionType) else type(thing).__mro__[:-1]
+    return any(_outside(one.__module__) for one in named)
+
+
+# Classes of PyTorch whose objects are made of a function or a module of the user's own.
+_MADE_OF_OWN_CODE = (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch.fx.GraphModule)
+
+
+def _outside(module: object) -> bool:
+    return str(module).partition(".")[0] not in ("torch", __package__.partition(".")[0])
 
 
 def _treats_records_independently(module: Any) -> bool:
