@@ -41,13 +41,17 @@ def run_by(node: ast.AST, *, later: bool) -> Iterator[ast.Import | ast.ImportFro
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        elif isinstance(child, ast.If) and _is_for_types(child.test):
             for other in child.orelse:
                 yield from run_by(other, later=later)
         elif isinstance(child, ast.expr):
-            continue  # which has no statements
+            continue  # holds no statements
         elif later or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from run_by(child, later=later)
+
+
+def _is_for_types(condition: ast.expr) -> bool:
+    return any("TYPE_CHECKING" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in ast.walk(condition))
 
 
 def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> list[str]:
@@ -62,7 +66,11 @@ def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: boo
     return [f"{base}.{alias.name}" for alias in statement.names]
 
 
-parsed = cache(ast.parse)  # two tests read the whole package
+@cache
+def statements(text: str) -> tuple[list[ast.Import | ast.ImportFrom], list[ast.Import | ast.ImportFrom]]:
+    """The import statements of a module that run when it is loaded, and with those inside its functions."""
+    tree = ast.parse(text)
+    return list(run_by(tree, later=False)), list(run_by(tree, later=True))
 
 
 def imports(folder: Path, *, later: bool = False) -> Graph:
@@ -71,7 +79,7 @@ def imports(folder: Path, *, later: bool = False) -> Graph:
     graph: Graph = {}
     for module, path in modules.items():
         graph[module] = set()
-        for statement in run_by(parsed(path.read_text()), later=later):
+        for statement in statements(path.read_text())[later]:
             for name in targets(statement, module, path.name == "__init__.py"):
                 known = name
                 while known and known not in modules:  # from .module import name: the module
