@@ -1,10 +1,12 @@
-"""Settings of all tests: Hypothesis without time limits, temporary folders in memory, and the order of the files."""
+"""Settings of all tests: Hypothesis without time limits, folders in memory, garbage collection, order of the files."""
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,20 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
 
 SECONDS = Path(__file__).with_name("seconds.json")  # how long each file takes that takes five or more
 _cases: dict[str, int] = {}  # the number of the last case that was collected, for tests marked `quick_cases`
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep the garbage collector away from what collection makes: the modules of all tests, and torch.
+
+    Every full collection would go through these objects, which live to the end; one of them takes seconds.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -85,6 +85,7 @@ def test_a_public_name_has_an_example(name: str) -> None:
     assert ">>>" in (section(CALLED[name], "Example") or "")
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("module", WITH_EXAMPLES)
 def test_examples_in_docstrings_run(module: str) -> None:
     failed, _ = doctest.testmod(importlib.import_module(module), optionflags=doctest.NORMALIZE_WHITESPACE)

@@ -41,11 +41,17 @@ def run_by(node: ast.AST, *, later: bool) -> Iterator[ast.Import | ast.ImportFro
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child
-        elif isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+        elif isinstance(child, ast.If) and _is_for_types(child.test):
             for other in child.orelse:
                 yield from run_by(other, later=later)
-        elif later or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        elif isinstance(child, ast.expr):
+            continue  # holds no statements
+        elif later or not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
             yield from run_by(child, later=later)
+
+
+def _is_for_types(condition: ast.expr) -> bool:
+    return any("TYPE_CHECKING" in (getattr(node, "id", ""), getattr(node, "attr", "")) for node in ast.walk(condition))
 
 
 def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: bool) -> list[str]:
@@ -60,13 +66,20 @@ def targets(statement: ast.Import | ast.ImportFrom, module: str, is_package: boo
     return [f"{base}.{alias.name}" for alias in statement.names]
 
 
+@cache
+def statements(text: str) -> tuple[list[ast.Import | ast.ImportFrom], list[ast.Import | ast.ImportFrom]]:
+    """The import statements of a module that run when it is loaded, and with those inside its functions."""
+    tree = ast.parse(text)
+    return list(run_by(tree, later=False)), list(run_by(tree, later=True))
+
+
 def imports(folder: Path, *, later: bool = False) -> Graph:
     """Which modules of a package each of its modules imports when it is loaded, or `later` as well."""
     modules = sources(folder)
     graph: Graph = {}
     for module, path in modules.items():
         graph[module] = set()
-        for statement in run_by(ast.parse(path.read_text()), later=later):
+        for statement in statements(path.read_text())[later]:
             for name in targets(statement, module, path.name == "__init__.py"):
                 known = name
                 while known and known not in modules:  # from .module import name: the module
@@ -224,6 +237,7 @@ EXTRAS = (
 )
 
 
+@pytest.mark.slow
 def test_training_without_privacy_needs_no_extra(tmp_path: Path) -> None:
     code = WITHOUT_EXTRAS.format(extras=EXTRAS)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,21 @@ FORBIDDEN = {
 }
 
 
-def imported(path: Path) -> Iterator[str]:
+@cache
+def imported(path: Path) -> list[str]:
     """The absolute names of everything that a module imports."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    return list(names(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def names(node: ast.AST) -> Iterator[str]:
+    """The absolute names that the statements of a node import, also those inside its functions."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom) and child.level == 0 and child.module is not None:
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+        elif not isinstance(child, ast.expr):  # an expression holds no statements
+            yield from names(child)
 
 
 @pytest.mark.parametrize("folder", FORBIDDEN)

@@ -86,7 +86,7 @@ def by_hand(
     return x, thresholds
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(18)
 @pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13, trust="local")], ids=["plain", "sum", "local"])
 @pytest.mark.parametrize("drawn", [pytest.param(None, marks=pytest.mark.slow), FixedSize(3)], ids=["all", "drawn"])
 @pytest.mark.parametrize("name", INNER)
@@ -100,6 +100,7 @@ def test_it_follows_the_formula(name: str, drawn: FixedSize | None, privacy: Pri
     assert len({round(one, 6) for one in thresholds}) > 20
 
 
+@pytest.mark.slow
 def test_the_threshold_finds_the_quantile_under_noise() -> None:
     """Lengths stay as they are, because x does not move; the 4th of 6 lengths is where 0.6 of them lie below."""
     lengths = sorted(norm(c) for c in CENTRES)

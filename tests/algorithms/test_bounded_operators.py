@@ -82,6 +82,7 @@ def test_clip_keeps_a_bound_below_the_root_of_the_smallest_normal() -> None:
     assert float(lengths(Clip(1e-25)(torch.full((4,), 1e-23)))) <= 1.001e-25
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     seed=st.integers(0, 2**32),
@@ -103,6 +104,7 @@ def test_lemma_1_is_an_equality(
     assert bool(((left - right).abs() <= allowed).all())
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(v=VECTORS.filter(lambda v: v.dtype != torch.float16), tau=TAUS)
 def test_clipping_leaves_what_is_short_and_scales_what_is_long(v: Tensor, tau: float) -> None:

@@ -90,7 +90,7 @@ def test_averages_and_memories_start_from_the_first_gradients() -> None:
     np.testing.assert_allclose(run.state.clients["momentum"].numpy(), v, rtol=0, atol=1e-10)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "plain"),
     [
@@ -106,7 +106,7 @@ def test_without_momentum_it_is_the_plain_method(method: Method, plain: Method) 
     )
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"lr": LR, "rounds": 15, "seed": 1, "participation": FixedSize(2)}
@@ -119,6 +119,7 @@ def test_a_run_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     assert all(torch.equal(table, whole.state.clients[key]) for key, table in run.state.clients.items())
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", CASES)
 def test_its_account_is_that_of_its_bound(name: str) -> None:
     method, _ = CASES[name]

@@ -90,6 +90,7 @@ def test_fed_normec_follows_the_formula(drawn: FixedSize | None, privacy: Privac
     np.testing.assert_allclose(run.state.memory.numpy(), memory, rtol=0, atol=1e-10)
 
 
+@pytest.mark.quick_cases(4)
 @DRAWN
 @pytest.mark.parametrize("local", [LocalSteps(steps=1, lr=0.3), LocalSteps(epochs=1, lr=0.3)], ids=["step", "epoch"])
 def test_one_local_step_is_the_gradient_method(local: LocalSteps, drawn: FixedSize | None) -> None:
@@ -118,6 +119,7 @@ def test_the_batch_size_of_local_steps_is_that_of_the_run() -> None:
         found(4, 5)
 
 
+@pytest.mark.slow
 def test_a_proximal_term_of_weight_zero_changes_nothing() -> None:
     plain, zero = (LocalSteps(steps=K, lr=LOCAL_LR, **more) for more in ({}, {"prox": 0.0}))
     assert torch.equal(trained(NormEC(0.1, 0.3), plain, rounds=5).x, trained(NormEC(0.1, 0.3), zero, rounds=5).x)
@@ -126,6 +128,7 @@ def test_a_proximal_term_of_weight_zero_changes_nothing() -> None:
     assert strong.x.norm() < weak.x.norm()
 
 
+@pytest.mark.slow
 def test_clients_that_are_alike_make_the_steps_of_one_client() -> None:
     """With identical clients federated averaging is gradient descent with K times as many steps."""
     averaged = trained(GD(), LocalSteps(steps=K, lr=LOCAL_LR, scale="difference"), alike=True, rounds=20)
@@ -133,6 +136,7 @@ def test_clients_that_are_alike_make_the_steps_of_one_client() -> None:
     torch.testing.assert_close(averaged.x, alone.x, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("local", "make"),
     [
@@ -173,6 +177,7 @@ def test_the_history_measures_losses_and_gradients_at_x() -> None:
     assert run.clients["gradient norm"] == pytest.approx([norm(f.grad(i, last)) for i in range(N)])
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("trust", ["local", "secure-sum"])
 def test_epsilon_is_that_of_the_gradient_method(trust: Any) -> None:
     privacy = Privacy(epsilon=3.0, trust=trust)

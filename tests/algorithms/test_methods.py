@@ -36,6 +36,7 @@ METHODS = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), n=st.integers(1, 6), d=st.integers(2, 9))

@@ -66,7 +66,7 @@ def remembered(run: normec.Run) -> Any:
     return tables.get("memory", tables.get("last"))
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("memory", ["device", "disk"])
 @pytest.mark.parametrize("privacy", [None, QUIET, Privacy(sigma=1e-13, trust="local")], ids=["plain", "sum", "local"])
 @pytest.mark.parametrize("drawn", [None, FixedSize(2)], ids=["all", "drawn"])
@@ -100,7 +100,7 @@ def test_states_are_checkpointed(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(run.x.numpy(), x, rtol=0, atol=1e-10)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", ALL)
 def test_the_optimizer_runs_it_and_saves_its_states(name: str) -> None:
     def optimizer() -> tuple[nn.Module, ClientOptimizer]:
@@ -251,6 +251,7 @@ class Growing(own_methods.Signs):
         return 50 * update.sign() / update.shape[-1] ** 0.5, state
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 @pytest.mark.parametrize(
@@ -455,6 +456,7 @@ WRONG: dict[type[Method], str] = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", WRONG)
 def test_mistakes_of_an_author_are_named(kind: type[Method]) -> None:
     with pytest.raises(UsageError, match=WRONG[kind]):
@@ -742,6 +744,7 @@ class Sharpen(Callback):
         self.operator.alpha = 1e-4
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", [DPSGD, ErrorFeedback])
 def test_a_constant_that_grows_during_the_run_ends_it(kind: Any, tmp_path: Path) -> None:
     """The noise covers what a record can change at α = 1, which is a ten-thousandth of what it could change later."""

@@ -58,6 +58,7 @@ def by_hand(tau: float, lr: float, drawn: FixedSize | None, rounds: int = ROUNDS
     return x, c, own
 
 
+@pytest.mark.quick_cases(16)
 @pytest.mark.parametrize("engine", ["loop", pytest.param("batched", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("privacy", [None, Privacy(sigma=1e-13, trust="secure-sum")], ids=["plain", "private"])
 @pytest.mark.parametrize("drawn", [pytest.param(None, marks=pytest.mark.slow), FixedSize(3)], ids=["all", "drawn"])
@@ -81,6 +82,7 @@ def test_it_follows_the_formula(tau: float, drawn: FixedSize | None, privacy: Pr
     np.testing.assert_allclose(own.mean(0), c, rtol=0, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_clients_that_are_alike_average_their_models() -> None:
     options: dict[str, Any] = {"lr": 0.4, "rounds": 20, "seed": 1, "local": LOCAL}
     found = train(problem(alike=True), Scaffold(1e9), **options).x
@@ -99,6 +101,7 @@ def test_it_reaches_the_optimum_where_averaging_stays_away() -> None:
     assert abs(float(train(of, DPSGD(Clip(1e9)), **options).x) - best) > 0.1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     options: dict[str, Any] = {"lr": 0.2, "rounds": 15, "seed": 1, "local": LOCAL, "participation": FixedSize(2)}
     options |= {"storage": normec.Storage(checkpoint_seconds=0.0), "privacy": Privacy(epsilon=5, trust="secure-sum")}

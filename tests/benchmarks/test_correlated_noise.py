@@ -15,6 +15,7 @@ from normec.privacy.correlated_noise import ONE, best_coefficients
 from normec.settings import make
 
 
+@pytest.mark.slow
 def test_noise_relative_to_full_participation() -> None:
     rounds, groups, epsilon = 24, 4, 3.0
     found = noise_by_formula(DPSGD(Clip(1.0)), rounds, groups, epsilon)

@@ -63,7 +63,7 @@ MISTAKES = {
 }
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize(("words", "says"), MISTAKES.items(), ids=MISTAKES.keys())
 def test_a_rule_that_cannot_be_followed_leaves_no_run(
     words: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

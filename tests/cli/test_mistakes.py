@@ -114,6 +114,7 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("arguments", "says"), MISTAKES, ids=lambda value: " ".join(value)[:60])
 def test_a_mistake_is_one_line_and_leaves_nothing(
     arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

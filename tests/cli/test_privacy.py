@@ -63,6 +63,7 @@ def test_more_groups_than_clients_take_no_turns(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == alone.out
 
 
+@pytest.mark.slow
 def test_the_table_agrees_with_the_single_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "epsilon.png"
     arguments = ["privacy", "table", "--sigma", "7.3462", "--releases", "300", "--clients", "10", "--out", str(picture)]
@@ -114,6 +115,7 @@ def test_a_large_delta_and_fitted_inputs_are_noted(
     assert "scaled by statistics of the training records" in said
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("schema", [False, True])
 def test_classes_that_are_read_from_the_records_are_noted(schema: bool, tmp_path: Path) -> None:
     """One patient with a disease of its own adds an output to the model, whatever the noise is."""
@@ -148,6 +150,7 @@ def test_audit_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert "not refuted" in said
 
 
+@pytest.mark.slow
 def test_a_method_of_the_users_own_is_audited_with_its_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

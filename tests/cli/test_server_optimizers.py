@@ -28,6 +28,7 @@ def test_a_run_by_assignments_and_by_its_own_file(tmp_path: Path, monkeypatch: p
     assert Path("a/metrics.jsonl").read_text() == Path("b/metrics.jsonl").read_text()
 
 
+@pytest.mark.slow
 def test_a_comparison_of_optimizers(tmp_path: Path) -> None:
     methods = ["clip21", "clip21:server_optimizer=nesterov", "clip21:server_optimizer=adam,lr=0.01"]
     methods += ["clip21:server_optimizer=sgd,server_optimizer_settings=momentum=0.5", "clip21:averaging=polyak"]

@@ -81,6 +81,7 @@ def test_the_help_shows_flags_in_groups(capsys: pytest.CaptureFixture[str]) -> N
     assert words.index("Privacy:") < words.index("--epsilon") < words.index("Training:")
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("words", "among"),
     [

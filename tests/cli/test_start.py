@@ -87,6 +87,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "HEAVY [] 0" in python(HELP)
 
 
+@pytest.mark.slow
 def test_closed_forms_of_privacy_need_no_torch() -> None:
     printed = python(CLOSED_FORMS)
     assert "epsilon = 8 at delta" in printed

@@ -134,6 +134,7 @@ def test_a_wrong_checksum_is_refused_and_the_next_origin_is_tried(site: tuple[Pa
     assert locate(entry) is not None, "line ends and blank lines are not content"
 
 
+@pytest.mark.slow
 def test_killed_half_way_leaves_nothing_that_looks_complete(site: tuple[Path, str], cache: Path) -> None:
     root, base = site
     for name, content in CONTENT.items():

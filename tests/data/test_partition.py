@@ -88,6 +88,7 @@ def test_dirichlet_is_a_partition_or_a_refusal(cut: tuple[Tensor, int, int], see
     assert same(parts, split(targets, clients, "dirichlet", seed, concentration=concentration))
 
 
+@pytest.mark.slow
 def test_dirichlet_counts_have_the_moments_of_the_distribution() -> None:
     """One class, n clients, concentration c: a share has mean 1/n and variance (1/n)(1 − 1/n)/(n c + 1)."""
     targets, clients, concentration = torch.zeros(20_000, dtype=torch.int64), 4, 2.0

@@ -22,6 +22,7 @@ def present(name: str) -> None:
         pytest.skip(f"{name} is neither in {FOLDER} (NORMEC_DATA) nor in the cache")
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     ("name", "features", "train", "test"),
     [
@@ -43,6 +44,7 @@ def test_libsvm(name: str, features: int, train: list[int], test: list[int]) -> 
         assert torch.bincount(targets).tolist() == counts
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ["a9a", "w8a", "phishing", "mushrooms", "mnist", "fashion-mnist", "cifar10"])
 def test_checksums(name: str) -> None:
     present(name)

@@ -167,5 +167,16 @@ CASES = {
 
 
 def cases_of(ranks: int) -> list[str]:
-    """The names of the cases that a job of so many ranks trains; a rank alone trains as a process without torchrun."""
-    return list(CASES) if ranks > 1 else list(CASES)[::10]
+    """The names of the cases that a job of so many ranks trains.
+
+    Two ranks train all. A rank alone trains as a process without torchrun, and a third rank only changes the shares of
+    clients, which matter most where some take part: every second case, and those whose clients are sampled.
+    """
+    names = list(CASES)
+    if ranks == 2:
+        return names
+    return [name for i, name in enumerate(names) if not i % (10 if ranks == 1 else 2) or (ranks > 2 and _samples(name))]
+
+
+def _samples(name: str) -> bool:
+    return "participation" in CASES[name].how

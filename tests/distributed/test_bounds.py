@@ -14,6 +14,8 @@ from normec import Clip, Privacy, UsageError
 from normec import distributed as cluster
 from normec.algorithms.operators import Scaling
 
+pytestmark = pytest.mark.usefixtures("new_objects")
+
 SIGMA = 0.5
 
 
@@ -37,6 +39,7 @@ class Scheduled(Scaling):
         return "Scheduled()"
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_a_bound_that_grows_later_lets_no_message_out(noise: Any, tmp_path: Path) -> None:
     operator, x = Scheduled(), nn.Parameter(torch.zeros(4))

@@ -204,6 +204,7 @@ def test_adambc_takes_the_noise_of_the_optimizers_own_steps() -> None:
         assert float(held) == pytest.approx(variance, rel=1e-12)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("trust", "squares"), [("local", 0.4**2 + 0.3**2 + 0.2**2 + 0.1**2), ("secure-sum", 1 / 4)])
 def test_adambc_knows_the_noise_of_weighted_clients(trust: Any, squares: float) -> None:
     """The mean of 4 messages has noise of variance σ² Σ w_i² if each has its own, and σ²/4 if the sum has it."""
@@ -259,10 +260,13 @@ def test_a_model_in_a_subclass_of_ddp_is_refused(rounds_before: int) -> None:
     assert bystander.module is not net
 
 
-@pytest.mark.parametrize("frozen_before", [True, False], ids=["before the optimizer", "after the optimizer"])
-def test_a_wrapped_model_that_the_collector_does_not_list_is_refused(frozen_before: bool) -> None:
+@pytest.mark.parametrize(
+    "frozen_before", [True, False, None], ids=["before the optimizer", "after the optimizer", "never"]
+)
+def test_a_wrapped_model_that_the_collector_does_not_list_is_refused(frozen_before: bool | None) -> None:
     """Programs freeze all objects before they fork workers."""
     net = nn.Linear(2, 1)
+    gc.unfreeze()  # tests/conftest.py has frozen what it collected
     wrapped = Averaging(net) if frozen_before else None
     try:
         if frozen_before:
@@ -270,16 +274,18 @@ def test_a_wrapped_model_that_the_collector_does_not_list_is_refused(frozen_befo
         optimizer = cluster.GD(net.parameters(), LR)
         if not frozen_before:
             wrapped = Averaging(net)
+        if frozen_before is False:
             gc.freeze()
         net(torch.ones(1, 2)).sum().backward()
         with pytest.raises(UsageError, match="the model is wrapped in Averaging"):
             optimizer.step()
-        assert gc.get_freeze_count()
+        assert bool(gc.get_freeze_count()) is (frozen_before is not None)
         assert wrapped is not None
     finally:
-        gc.unfreeze()
+        gc.freeze()
 
 
+@pytest.mark.usefixtures("new_objects")
 @pytest.mark.parametrize("extra", [0.0, 5.0, -500.0])
 def test_a_gradient_that_no_client_took_enters_no_later_message(extra: float) -> None:
     """The caller forgets the last client of the first round, and does not clear the gradients between rounds."""
@@ -299,6 +305,7 @@ def test_a_gradient_that_no_client_took_enters_no_later_message(extra: float) ->
     torch.testing.assert_close(before - x.detach(), torch.tensor([0.5, 0.0], dtype=torch.float64), rtol=0, atol=1e-7)
 
 
+@pytest.mark.usefixtures("new_objects")
 def test_a_mode_that_would_see_several_clients_is_refused_at_a_private_step() -> None:
     class Seen(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -313,6 +320,7 @@ def test_a_mode_that_would_see_several_clients_is_refused_at_a_private_step() ->
     optimizer.step()
 
 
+@pytest.mark.usefixtures("new_objects")
 @pytest.mark.parametrize("affine", [True, False], ids=["with parameters", "without parameters"])
 @pytest.mark.parametrize("converted", [True, False], ids=["before the optimizer", "after the optimizer"])
 def test_sync_batch_norm_is_refused_at_a_private_step(affine: bool, converted: bool) -> None:

@@ -25,6 +25,8 @@ from normec.training.train import prepare
 
 from .optimizers import released
 
+pytestmark = pytest.mark.usefixtures("new_objects")
+
 SIGMA, DELTA, WIDE = 2.0, 1e-5, 50
 GIVEN = {"sigma": SIGMA, "delta": DELTA, "unit": "client", "relation": "zero-out", "trust": "local"}
 SEEDED, SECURE = Privacy(**GIVEN, noise="seeded"), Privacy(**GIVEN, noise="secure")

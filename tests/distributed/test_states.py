@@ -17,6 +17,8 @@ from normec.errors import BudgetSpent, UsageError
 
 from .optimizers import released
 
+pytestmark = pytest.mark.usefixtures("new_objects")
+
 GIVEN: dict[str, Any] = {"sigma": 5.0, "noise": "seeded", "trust": "secure-sum", "relation": "zero-out"}
 
 

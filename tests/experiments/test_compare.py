@@ -101,6 +101,7 @@ def test_what_cannot_be_compared_is_refused_before_the_first_run() -> None:
     assert "gd" in [entry.label for entry in compare.candidates([], {"private": False})]
 
 
+@pytest.mark.slow
 def test_every_method_of_the_catalogue_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [name if name in PRIVATE_METHODS else f"{name}:private=false" for name in CATALOGUE]
     size = ["--clients", "3", "--rounds", "1", "--set", "records=60", "--set", "test_records=20"]
@@ -180,6 +181,7 @@ def test_several_seeds_are_means_of_runs_with_these_seeds(tmp_path: Path) -> Non
     assert "--seeds 3" in page
 
 
+@pytest.mark.slow
 def test_means_of_private_runs_that_no_noise_covers_are_marked(tmp_path: Path) -> None:
     entries = compare.candidates(["normec"], {"rounds": 3, "clients": 10, "seed": 0, "diagnostics": True})
     compare.write(compare.run(entries, tmp_path, lambda _: Callback(), seeds=2), tmp_path)

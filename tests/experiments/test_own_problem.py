@@ -86,6 +86,7 @@ def config(file: Path, data: str = "clients", model: str = "Net", **more: Any) -
     return make({**how, "private": False, "lr": 0.1, **more})
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("data", ["clients", "wards", "pairs"])
 @pytest.mark.parametrize("private", [True, False])
 def test_a_run_by_file_is_the_run_from_python(tmp_path: Path, file: Path, data: str, private: bool) -> None:

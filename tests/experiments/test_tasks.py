@@ -29,6 +29,7 @@ def test_all_are_taken_to_their_ends_and_one_that_fails_stops_no_other() -> None
     assert str(found[1]) == "step 2"
 
 
+@pytest.mark.slow
 def test_cells_in_turns_leave_what_they_leave_alone(tmp_path: Path) -> None:
     shared = {"model": "mlp", "clients": 5, "rounds": 12, "batch_size": 8, "private": False}
     configs = [make({**shared, "lr": lr, "method": method}) for method in ("normec", "gd") for lr in (0.1, 0.5)]

@@ -144,6 +144,7 @@ def test_one_epsilon_of_drawn_batches_does_not_bound_what_they_add() -> None:
     assert either - math.exp(epsilon) * (missed + by_chance) > 1.7 * delta
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("relation", ["zero-out", "replace"])
 @pytest.mark.parametrize("delta", [1e-3, 1e-7])
 def test_the_charge_covers_what_was_lost_at_every_delta_and_with_later_messages(
@@ -169,7 +170,7 @@ def test_the_charge_covers_what_was_lost_at_every_delta_and_with_later_messages(
     assert charged.account("client", 0.5).mu_unamplified < 1.001 * mu_for(8.0, max(delta, 1e-5))
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("since", [0, 1])
 def test_a_restored_party_of_a_secure_sum_has_its_memory(tmp_path: Path, since: int) -> None:
     """A memory that begins anew would leave the old one in the server's estimate for good."""

@@ -88,6 +88,7 @@ CASES: dict[str, tuple[Method, dict[str, Any], Any]] = {
 }
 
 
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("name", CASES)
 def test_the_trajectory_by_hand(name: str, tmp_path: Path) -> None:
     method, changes, by_hand = CASES[name]
@@ -122,7 +123,7 @@ def test_noise_covers_the_whole_message(name: str, trust: Any, tmp_path: Path) -
         assert read_releases(federation.home(node)).epsilon("client", 1e-5) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("name", CASES)
 def test_a_restarted_federation_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     method, changes, _ = CASES[name]

@@ -40,8 +40,8 @@ from flwr.supercore.constant import FLWR_IN_MEMORY_DB_NAME, NOOP_FEDERATION_ID, 
 from flwr.supercore.object_store.object_store_factory import ObjectStoreFactory  # noqa: E402
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
+from flwr.superlink import main  # noqa: E402
 from flwr.superlink.grid.http_grid import HttpGrid  # noqa: E402
-from flwr.superlink.main import create_app  # noqa: E402
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor  # noqa: E402
 
 from normec.errors import WireError  # noqa: E402
@@ -71,7 +71,7 @@ class SuperLink:
 
     def __init__(self, open_now: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: Counter[str] = Counter()
-        app = create_app()
+        app = main.create_app()
         self.channel, self.state = Channel(app), app.state.linkstate_factory.state()
         port = self.port = access_control.OwnerAndParties(self.channel, partial(access_control.signing_party, app))
 
@@ -124,6 +124,8 @@ class SuperLink:
 def superlink(monkeypatch: pytest.MonkeyPatch) -> Iterator[SuperLink]:
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.setenv(name, "127.0.0.1")
+    # Flower compares the names of its own routes, which takes longer than the rest of a start.
+    monkeypatch.setattr(main, "validate_unique_route_operation_ids", lambda _: None)
     with ExitStack() as open_now:
         yield SuperLink(open_now, monkeypatch)
 
@@ -298,6 +300,7 @@ def test_a_connection_that_breaks_while_a_call_is_held_loses_no_request(superlin
     assert party.receive() is not None
 
 
+@pytest.mark.slow
 def test_an_answer_that_does_not_fit_into_one_call_arrives_whole(superlink: SuperLink) -> None:
     numbers = 3_000_000  # an answer of 24 MB
     server, (node, party, client) = superlink.serve(numbers), superlink.party(numbers)
@@ -456,7 +459,7 @@ def unread_call(superlink: SuperLink, client: Any, parts: list[bytes]) -> socket
     return opened
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("host", ["", "x/v1/runtime/{}?", "x/v1/control/unregister-node?"])
 def test_a_party_calls_nothing_of_flower_in_the_name_of_others(superlink: SuperLink, host: str) -> None:
     """A host with a path in it must not make Flower check another address than the one that it answers."""
@@ -637,6 +640,7 @@ def test_an_object_that_is_no_message_is_not_announced_as_one(superlink: SuperLi
         announce(client, node, message, ObjectTree(object_id=chunk, children=tree.children), contents)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("database", [FLWR_IN_MEMORY_DB_NAME, "superlink.db"])
 def test_lists_of_one_sender_do_not_contradict_those_of_another(
     superlink: SuperLink, tmp_path: Path, database: str
@@ -672,6 +676,7 @@ def test_nobody_adds_parts_to_the_messages_of_others(superlink: SuperLink, monke
     assert from_records(server.open(arrived(server, sent)[sent[0]]).content) == {}
 
 
+@pytest.mark.slow
 def test_responses_that_a_party_does_not_read_count_as_its_requests(
     superlink: SuperLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_two_thousand_arrays_are_refused_by_their_names_alone() -> None:
     assert not any(isinstance(parts[name], flwr.Array) for name in fetched)
 
 
+@pytest.mark.slow
 def test_a_table_with_fifty_thousand_numbers_is_refused_before_it_is_read() -> None:
     fields = flwr.ConfigRecord({"f": list(range(50_000))})
     with pytest.raises(WireError, match="table"):

@@ -41,7 +41,7 @@ def play(federation: FaultyFederation, action: tuple[Any, ...]) -> None:
             getattr(federation, name)(*rest)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("name", SETTINGS)
 @settings(max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(actions=st.lists(ACTIONS, min_size=5, max_size=40))
@@ -75,6 +75,7 @@ def test_a_party_that_dies_at_every_write_of_a_round(name: str, tmp_path: Path) 
     federation.server.close()
 
 
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("name", ["noisy memory", "central"])
 def test_a_server_that_dies_at_every_write_of_a_round(name: str, tmp_path: Path) -> None:
     method, privacy = SETTINGS[name]

@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 from normec.errors import WireError
 from normec.federation.flower.records import SharedArrays, from_records, to_records
 
+from ..support.texts import CHARACTERS
+
 flwr = pytest.importorskip("flwr.app")
 
-scalars = st.one_of(st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.booleans(), st.text(max_size=50))
+scalars = st.one_of(
+    st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.booleans(), st.text(CHARACTERS, max_size=50)
+)
 names = st.text("abcdefgh.", min_size=1, max_size=10)
 
 

@@ -99,7 +99,7 @@ class Scene:
         assert releases.epsilon("client", 1e-5) <= 1e6
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize("field", FIELDS)
 def test_one_field_at_its_extremes(field: str, tmp_path: Path) -> None:
     scene = Scene(tmp_path)

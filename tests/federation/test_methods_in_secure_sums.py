@@ -86,7 +86,7 @@ def trained(name: str, privacy: Privacy | None = None) -> Run:
     )
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", CASES)
 def test_without_noise_x_is_that_of_a_simulation(name: str, tmp_path: Path) -> None:
     run, expected = summed(name, tmp_path, None), trained(name)
@@ -97,7 +97,7 @@ def test_without_noise_x_is_that_of_a_simulation(name: str, tmp_path: Path) -> N
         torch.testing.assert_close(run.state.server[kind], value, rtol=0, atol=1e-9)
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", CASES)
 def test_with_noise_epsilon_is_that_of_a_simulation(name: str, tmp_path: Path) -> None:
     """Of three parties in a sum, one may help the server: the noise of two is counted."""

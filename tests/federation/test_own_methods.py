@@ -115,7 +115,7 @@ def state_of(federation: FaultyFederation, node: str) -> dict[str, np.ndarray[An
     return {name: rows[0].numpy() for name, rows in after_absence(steps, agreed, request.round, x).items()}
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("how", [{}, {"participation": FixedSize(2)}], ids=["all", "two"])
 @pytest.mark.parametrize("name", ["Signs", "Counting", "Stubborn", "Forgetful", "Started", "Still", "Rotated"])
 def test_every_override_is_what_parties_and_server_run(name: str, how: dict[str, Any], tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_every_override_is_what_parties_and_server_run(name: str, how: dict[str,
     federation.server.close()
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", ["Clip21SGDM", "Averaging", "ServerMomentum", "Biased"])
 @pytest.mark.parametrize("how", [{}, {"participation": FixedSize(2)}, {"batch_size": 8}], ids=["all", "two", "batches"])
@@ -268,6 +268,7 @@ def test_a_memory_that_starts_elsewhere(tmp_path: Path) -> None:
     federation.server.close()
 
 
+@pytest.mark.slow
 def test_noise_is_added_to_what_the_method_makes(tmp_path: Path) -> None:
     federation = FaultyFederation(tmp_path, own("Clip21SGDM", tau=TAU, eta=ETA), SECURE, policy=RULES)
     hand, noises = ByHand(), []

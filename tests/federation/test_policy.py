@@ -168,6 +168,7 @@ REQUESTS: dict[str, tuple[Method, LocalSteps | None]] = {
 }
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("name", REQUESTS)
 def test_a_name_of_the_catalogue_allows_what_it_says_and_no_more(name: str, tmp_path: Path) -> None:
     (tmp_path / "policy.toml").write_text(f'epsilon = 8\nmethods = ["{name}"]\n')

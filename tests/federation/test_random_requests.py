@@ -75,7 +75,7 @@ def some_terms(
     return found
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("seed", [25, 1, 2, 3])  # at 25 a method of the party's own leaves its state to a memory
 def test_no_sequence_of_requests_moves_a_message_further_than_is_charged(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -81,7 +81,7 @@ POINTS = {
 }
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(30)
 @pytest.mark.parametrize("clip", [1.0, 0.01, 30.0, "auto"])
 @pytest.mark.parametrize("name", POINTS)
 def test_no_point_lets_a_record_move_more_than_its_share(name: str, clip: Any, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_record_that_fails_leaves_the_bits_of_the_others() -> None:
     assert torch.equal(*sums)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("scale", [1.0, 1e6, 1e30])
 @pytest.mark.parametrize("count", [2, 9, 17])
 def test_the_other_records_are_rounded_alike_at_any_point(count: int, scale: float) -> None:
@@ -170,6 +170,7 @@ def test_the_other_records_are_rounded_alike_at_any_point(count: int, scale: flo
     assert float((total(0) - total(1)).double().norm()) <= 1 + 1e-5
 
 
+@pytest.mark.slow
 def test_the_measurement_finds_a_clip_of_the_sum(tmp_path: Path) -> None:
     def wrong(records: int) -> ProblemOracle:
         return ClipsTheSum(oracle(records)._problem)
@@ -178,7 +179,7 @@ def test_the_measurement_finds_a_clip_of_the_sum(tmp_path: Path) -> None:
     assert moved(tmp_path / "wrong", POINTS["the record is huge"], kind=wrong) > 2 / DIVISOR
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(30)
 @pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 1e3, 1e29])
 @pytest.mark.parametrize("name", POINTS)
 def test_any_row_that_the_server_returns_is_a_public_memory(name: str, size: float, tmp_path: Path) -> None:
@@ -203,6 +204,7 @@ def overflowing(length: int, last: int) -> Tensor:
     return vector
 
 
+@pytest.mark.slow
 def test_a_norm_that_overflows_for_one_record_does_not_make_the_message_zero(tmp_path: Path) -> None:
     """The memory that the server returns is so long that its norm overflows in float32 with the record alone."""
 

@@ -53,7 +53,7 @@ def by_record(**changes: Any) -> Privacy:
     return Privacy(**stated | changes)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(
     ("name", "by", "clip"),
     [
@@ -72,7 +72,7 @@ def test_the_trajectory_by_hand(name: str, by: Any, clip: Any, tmp_path: Path) -
     np.testing.assert_allclose(x.numpy(), expected, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_weights_by_records_and_noise_by_party(name: str, tmp_path: Path) -> None:
     """w_i = n_i/N; each party has the noise that its own records need, and all parties have the same ε."""
@@ -91,6 +91,7 @@ def test_weights_by_records_and_noise_by_party(name: str, tmp_path: Path) -> Non
     assert federation.server.finish().privacy.epsilon == pytest.approx(spent, rel=1e-9)  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_a_divisor_that_is_not_the_number_of_records(tmp_path: Path) -> None:
     method, by_hand = METHODS["normec"]
     x = Hospitals(tmp_path, method, 6, by_record(), records=[20.0]).run()
@@ -133,6 +134,7 @@ def test_batches_by_coins_of_a_simulation(tmp_path: Path) -> None:
     assert found.epsilon("client", 1e-5) == pytest.approx(gaussian.epsilon(math.sqrt(12) / 0.8, 1e-5), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_secret_coins_are_fair_independent_and_not_of_the_seed() -> None:
     """Each record has a gradient of its own: a message tells who was drawn. 400 batches of 25 records at 0.3."""
     oracle = ProblemOracle(problem(2))
@@ -154,7 +156,7 @@ def test_secret_coins_are_fair_independent_and_not_of_the_seed() -> None:
     assert len(same) == 1
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize(
     ("method", "privacy"),
     [
@@ -253,6 +255,7 @@ def test_a_party_killed_at_every_write_is_never_charged_too_little(name: str, tm
     assert releases.epsilon("record", 1e-5) == pytest.approx(charged, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_lost_disk_gets_the_noisy_memory_back_and_is_charged_at_record_level(tmp_path: Path) -> None:
     method = NormEC(0.5, 0.4)
     federation = Hospitals(tmp_path, method, 20, by_record(noise="secure"), records=SIZES)

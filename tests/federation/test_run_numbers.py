@@ -43,6 +43,7 @@ def rounds(server: Coordinator, folder: Path, count: int) -> set[str]:
     return left
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("removed", [True, False])
 def test_a_second_run_of_a_name_is_charged_for_itself(removed: bool, tmp_path: Path) -> None:
     """The party's disk dies in the second run; its ledger comes back from a copy of the first run's end."""

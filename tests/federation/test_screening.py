@@ -206,6 +206,7 @@ def test_a_restored_server_knows_the_handshakes_of_its_parties() -> None:
     assert [restored.parties[name].to_wire(None).lost for name in ("a", "b")] == [1, 0]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("decay", [0.0, 0.05, 0.3])
 def test_aimed_messages_add_up_to_no_more_than_stated(decay: float) -> None:
     """A party puts as much of each message along u as passes, and the rest across, against the row's own part there."""

@@ -70,12 +70,14 @@ def test_a_sum_of_messages_moves_x(hospitals: Build, privacy: Privacy | None) ->
     close_to(federation.run(), hand(federation, psi=clipped(0.5)).run([ALL] * 3))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("privacy", [None, CLIENT])
 def test_a_sum_of_messages_with_memories_moves_x(hospitals: Build, privacy: Privacy | None) -> None:
     federation = hospitals(CLIP21, 4, privacy)
     close_to(federation.run(), hand(federation, psi=clipped(0.4), memory=True).run([ALL] * 4))
 
 
+@pytest.mark.slow
 def test_weighted_messages_of_clipped_records(hospitals: Build) -> None:
     changes = {"weights": WEIGHTS}
     federation = hospitals(DPSGD(Clip(1.0)), 3, RECORD, records=SIZES, plan_changes=changes)
@@ -126,6 +128,7 @@ def test_epsilon_is_that_of_a_simulation(
 # ---- dropouts and restarts -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_party_that_drops_out(hospitals: Build, stage: str) -> None:
     """Party d falls silent in one exchange of round 1, and takes part again afterwards."""
@@ -143,6 +146,7 @@ def test_a_party_that_drops_out(hospitals: Build, stage: str) -> None:
     close_to(x, hand(federation, psi=clipped(0.4), memory=True).run(rounds))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_party_that_is_killed(hospitals: Build, stage: str) -> None:
     """Party d is killed after its answer in one exchange of round 1; its successor knows the folder alone."""
@@ -163,6 +167,7 @@ def test_a_party_that_is_killed(hospitals: Build, stage: str) -> None:
     close_to(x, hand(federation, psi=clipped(0.4), memory=True).run(rounds))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_server_that_is_killed(hospitals: Build, stage: str) -> None:
     """The server is killed in each exchange of round 1. Every sum is paid for and applied once."""
@@ -279,6 +284,7 @@ def test_a_lost_folder_is_noticed(hospitals: Build) -> None:
     assert "restored" in {line.get("reason") for line in read_journal(federation.home("d") / "events.jsonl")}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("privacy", [None, CLIENT])
 def test_a_party_whose_owner_accepts_the_loss_gets_its_memory_back(hospitals: Build, privacy: Privacy | None) -> None:
     federation = hospitals(CLIP21, 5, privacy)

@@ -157,6 +157,7 @@ def test_a_step_to_infinity_is_said_and_not_saved(tmp_path: Path) -> None:
     found.server.close()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("trust", ["local", "central"])
 def test_diagnostics_are_part_of_a_private_run_and_of_its_statement(tmp_path: Path, trust: str) -> None:
     """Un-noised columns do not join a run that promised to have none, and a run that has them says so."""

@@ -97,6 +97,7 @@ class Play:
         self.server.close()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "mallory", [handshake, rubbish, lost], ids=["handshake after handshake", "rubbish", "always lost"]
 )
@@ -121,6 +122,7 @@ def test_a_silent_party_holds_up_one_round() -> None:
     assert "silent" in suspended[0]["why"]
 
 
+@pytest.mark.slow
 def test_a_party_after_a_fault_is_asked_but_not_waited_for() -> None:
     turns = itertools.count()
     play = Play(None, lambda request: rubbish(request) if next(turns) < 1 else None, 300)
@@ -130,6 +132,7 @@ def test_a_party_after_a_fault_is_asked_but_not_waited_for() -> None:
     assert play.now < LIMIT
 
 
+@pytest.mark.slow
 def test_a_party_is_waited_for_again_after_good_messages() -> None:
     turns = itertools.count()
 

@@ -19,7 +19,7 @@ from .in_process import OPEN, InProcessFederation, plan, softmax, whole
 ROUNDS = 8
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("restart", [None, 3, 5])
 def test_the_same_trajectory_also_after_a_restart(tmp_path: Path, restart: int | None) -> None:
     schedule, average = LRSchedule("cosine", ramp_up=2), Averaging("polyak", start=4)

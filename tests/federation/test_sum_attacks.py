@@ -124,6 +124,7 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("changes", CHANGES)
 def test_terms_that_change_during_the_run(
     federation: SummingHospitals, changes: dict[str, Any], caplog: pytest.LogCaptureFixture
@@ -134,6 +135,7 @@ def test_terms_that_change_during_the_run(
     assert f"differ from the agreed ones in {next(iter(changes))}" in caplog.text
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("changes", CHANGES)
 def test_other_terms_for_one_party(federation: SummingHospitals, changes: dict[str, Any]) -> None:
     """Party d agrees to terms that its policy allows. The others see that they are not theirs, and nobody sends."""
@@ -166,6 +168,7 @@ def test_a_bound_that_the_method_does_not_have(federation: SummingHospitals) -> 
     assert refused(send(federation, "a", Invitation(other.canonical, 0))) == "terms"
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -200,6 +203,7 @@ def test_the_terms_of_one_run_under_the_name_of_another(federation: SummingHospi
     assert refused(send(federation, "a", Invitation(federation.server.terms.canonical, 0), run=run)) == "terms"
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("rules", "reason", "word"),
     [
@@ -306,6 +310,7 @@ def test_another_model_for_one_party(federation: SummingHospitals) -> None:
     assert refused(send(federation, "d", Survivors(named))) == "survivors"
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("payload", [b"", b"\0" * 31, b"\0" * 40, b"\xff" * 32])
 def test_a_payload_that_is_no_model(federation: SummingHospitals, payload: bytes) -> None:
     until(federation, "vectors")
@@ -458,6 +463,7 @@ def accusing(fields: Any, of: int) -> Any:
     return to_fields(dataclasses.replace(reply, content=octets(encode(tuple(parts)))))
 
 
+@pytest.mark.slow
 def test_a_party_that_is_accused_falsely_takes_part_again(tmp_path: Path) -> None:
     """Party a sends no vector in round 0, and party d says that the shares of a cannot be decrypted."""
     federation = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 20, CLIENT)
@@ -591,6 +597,7 @@ def test_invented_runs_neither_fill_the_disk_nor_keep_later_runs_out(
     assert {path.name for path in (federation.home("a") / "sums").iterdir()} == {federation.server.run}
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("refusal", ["malformed", "budget"])
 def test_tasks_that_nobody_pays_for_do_not_keep_later_runs_out(
     federation: SummingHospitals, monkeypatch: pytest.MonkeyPatch, refusal: str
@@ -666,6 +673,7 @@ def test_a_memory_of_sums_is_never_used_for_single_messages(tmp_path: Path) -> N
     federation.close()
 
 
+@pytest.mark.slow
 def test_a_memory_does_not_outlive_the_record_of_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All parties remove the record of a run that is over, and the server begins another one under its name."""
     stated = Privacy(sigma=0.2, trust="secure-sum", unit="record", record_clip=1.0, delta=1e-4)

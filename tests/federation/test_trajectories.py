@@ -80,24 +80,25 @@ def compared(folder: Path, method: Method, model: Callable[[], nn.Module], **how
     federation.server.close()
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", METHODS)
 def test_logistic_regression(name: str, tmp_path: Path) -> None:
     compared(tmp_path, METHODS[name], softmax)
 
 
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", ["normec", "ef21 topk", "dpsgd clip"])
 def test_weighted_parties(name: str, tmp_path: Path) -> None:
     compared(tmp_path, METHODS[name], softmax, weights=(0.4, 0.3, 0.15, 0.1, 0.05))
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["normec", "clip21", "ef21 topk"])
 def test_a_small_cnn_on_batches(name: str, tmp_path: Path) -> None:
     compared(tmp_path, METHODS[name], convolution, batch_size=8, rounds=7)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize(
     ("name", "local"),
     [

@@ -30,6 +30,7 @@ from normec.gradients.shared.engine import SharedEngine
 from normec.problems.client_data import ResidentRecords
 from normec.training import fused_update as update
 
+from ..support.covering import combined
 from ..support.forms import form
 from . import image_checks, norm_checks, own_weight_checks, pool_checks, tile_checks
 from .cases import BATCH, engines, everything, problem
@@ -83,33 +84,32 @@ METHODS = (
 
 def check_update(device: str) -> None:
     """Against `client_step` in float64: all rows, rows by number, one row; float32 and bfloat16 memories."""
-    for count, dim in ((37, 1001), (3, 20001)):
+    cases = combined(device, ((37, 1001), (3, 20001)), (1, 2), METHODS, (torch.float32, torch.bfloat16))
+    for (count, dim), apart, method, dtype in cases:
         torch.manual_seed(0)
         grads = torch.randn(count, dim, device=device) * torch.logspace(-2, 2, count, device=device)[:, None]
         table = torch.randn(2 * count, dim, device=device)
-        for clients in (torch.arange(count), torch.arange(count) * 2):
-            for method in METHODS:
-                for dtype in (torch.float32, torch.bfloat16):
-                    memory, losses = table.to(dtype), grads.new_zeros(count)
-                    before = memory.double()
-                    sent = update.apply_fused(form(method), Block.of(clients, grads.clone(), losses), memory, 5)
-                    rows = clients.to(device)
-                    messages, after = method.client_step(grads.double(), before[rows])
-                    what = (method.name, count, dtype)
-                    if form(method).memory and dtype == torch.bfloat16:  # what the memories took is what is sent
-                        messages_sum = (memory[rows].double() - (1 - method.decay) * before[rows]).sum(0) / method.beta
-                    else:
-                        messages_sum = messages.sum(0)
-                    near(sent.total, messages_sum, 1e-5 if dtype == torch.float32 else 1e-3, ("sum", *what))
-                    check_weights(method, clients, grads, before.to(dtype), memory)
-                    near(sent.lengths, messages.norm(dim=1, keepdim=True), 1e-5, ("lengths", *what))
-                    others = torch.ones(2 * count, dtype=torch.bool, device=device)
-                    others[rows] = False
-                    assert torch.equal(memory[others].double(), before[others]), what
-                    if form(method).memory:
-                        near(memory[rows], after, 1e-6 if dtype == torch.float32 else 5e-3, ("memory", *what))
-                        away = (grads.double() - before[rows]).norm(dim=1, keepdim=True)
-                        near(sent.distances, away, 1e-5, ("distances", *what))
+        clients = torch.arange(count) * apart
+        memory, losses = table.to(dtype), grads.new_zeros(count)
+        before = memory.double()
+        sent = update.apply_fused(form(method), Block.of(clients, grads.clone(), losses), memory, 5)
+        rows = clients.to(device)
+        messages, after = method.client_step(grads.double(), before[rows])
+        what = (method.name, count, dtype)
+        if form(method).memory and dtype == torch.bfloat16:  # what the memories took is what is sent
+            messages_sum = (memory[rows].double() - (1 - method.decay) * before[rows]).sum(0) / method.beta
+        else:
+            messages_sum = messages.sum(0)
+        near(sent.total, messages_sum, 1e-5 if dtype == torch.float32 else 1e-3, ("sum", *what))
+        check_weights(method, clients, grads, before.to(dtype), memory)
+        near(sent.lengths, messages.norm(dim=1, keepdim=True), 1e-5, ("lengths", *what))
+        others = torch.ones(2 * count, dtype=torch.bool, device=device)
+        others[rows] = False
+        assert torch.equal(memory[others].double(), before[others]), what
+        if form(method).memory:
+            near(memory[rows], after, 1e-6 if dtype == torch.float32 else 5e-3, ("memory", *what))
+            away = (grads.double() - before[rows]).norm(dim=1, keepdim=True)
+            near(sent.distances, away, 1e-5, ("distances", *what))
 
 
 def check_weights(method: Method, clients: Tensor, grads: Tensor, memory: Tensor, unweighted: Tensor) -> None:

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import TensorDataset
 
 from normec import Problem, kernels
@@ -21,6 +21,7 @@ from normec.gradients.shared.rules import ModuleModel
 from normec.models.fused_norms import norm_relu
 from normec.models.resnet import Block
 
+from ..support.covering import combined
 from .nearness import LAST, by_autograd, framed, near, nodes, untouched
 
 PRECISIONS = ((torch.float32, 1e-5), (torch.bfloat16, 1e-2))
@@ -58,40 +59,42 @@ def check_batch_norm(device: str) -> None:
     from normec.kernels import batch_norm
 
     shapes = ((3, 5, (5,)), (2, 4, (17, 3, 5)), (2, 3, (70, 9, 11)), (1, 3, (64, 1, 1)))
-    for (dtype, close), (clients, records, shape), affine in product(PRECISIONS, shapes, ("both", "weight", "none")):
-        for what_follows in AFTER if affine == "both" else AFTER[1:2]:
-            channels, what = shape[0], (dtype, shape, affine, what_follows)
-            relu, joined, both = what_follows != "nothing", "cut" in what_follows, "two" in what_follows
-            x, g, shortcut, more = images((clients * records, *shape), dtype, device)
-            weight, bias = scales(channels, affine, device)
-            running = (torch.randn(clients, channels, device=device), torch.rand(clients, channels, device=device))
-            before = [part.double() for part in running]
-            y, mean, inverse = batch_norm.forward(
-                x, weight, bias, running, clients, 0.3, 1e-3, relu, shortcut if joined else None
-            )
-            (wide, by_weight), (broad, by_bias) = (framed(clients, channels, device=device) for _ in range(2))
-            dx, passed = batch_norm.backward(
-                g, x, weight, bias, mean, inverse, by_weight, by_bias, relu, y if joined else None,
-                more if both else None,
-            )  # fmt: skip
-            untouched(wide)
-            untouched(broad)
-            g = g.double() + more.double() if both else g
-            for i in range(clients):
-                own, slope, added = (part.double().chunk(clients)[i].requires_grad_() for part in (x, g, shortcut))
-                known = [None if p is None else p.double().requires_grad_() for p in (weight, bias)]
-                normed = F.batch_norm(own, before[0][i], before[1][i], *known, True, 0.3, 1e-3)  # type: ignore[arg-type]
-                expected = after(normed, added, what_follows)
-                near(y.chunk(clients)[i], expected.detach(), close, ("forward", *what, i))
-                wanted = [own, *(p for p in known if p is not None), *([added] if joined else [])]
-                slopes = list(torch.autograd.grad(expected, wanted, slope))
-                if passed is not None:
-                    near(passed.chunk(clients)[i], slopes.pop(), KINK, ("shortcut", *what, i))
-                near(dx.chunk(clients)[i], slopes[0], 2 * (KINK if relu else close), ("data", *what, i))
-                for rows, expected_rows in zip((by_weight, by_bias), slopes[1:], strict=False):
-                    near(rows[i], expected_rows, KINK if relu else 1e-5, ("scales", *what, i))
-                for found, statistic in zip(running, before, strict=True):
-                    near(found[i], statistic[i], 1e-5, ("running", *what, i))
+    kinds = [*(("both", follows) for follows in AFTER), ("weight", "relu"), ("none", "relu")]
+    for (dtype, close), (clients, records, shape), (affine, what_follows) in combined(
+        device, PRECISIONS, shapes, kinds
+    ):
+        channels, what = shape[0], (dtype, shape, affine, what_follows)
+        relu, joined, both = what_follows != "nothing", "cut" in what_follows, "two" in what_follows
+        x, g, shortcut, more = images((clients * records, *shape), dtype, device)
+        weight, bias = scales(channels, affine, device)
+        running = (torch.randn(clients, channels, device=device), torch.rand(clients, channels, device=device))
+        before = [part.double() for part in running]
+        y, mean, inverse = batch_norm.forward(
+            x, weight, bias, running, clients, 0.3, 1e-3, relu, shortcut if joined else None
+        )
+        (wide, by_weight), (broad, by_bias) = (framed(clients, channels, device=device) for _ in range(2))
+        dx, passed = batch_norm.backward(
+            g, x, weight, bias, mean, inverse, by_weight, by_bias, relu, y if joined else None,
+            more if both else None,
+        )  # fmt: skip
+        untouched(wide)
+        untouched(broad)
+        g = g.double() + more.double() if both else g
+        for i in range(clients):
+            own, slope, added = (part.double().chunk(clients)[i].requires_grad_() for part in (x, g, shortcut))
+            known = [None if p is None else p.double().requires_grad_() for p in (weight, bias)]
+            normed = F.batch_norm(own, before[0][i], before[1][i], *known, True, 0.3, 1e-3)  # type: ignore[arg-type]
+            expected = after(normed, added, what_follows)
+            near(y.chunk(clients)[i], expected.detach(), close, ("forward", *what, i))
+            wanted = [own, *(p for p in known if p is not None), *([added] if joined else [])]
+            slopes = list(torch.autograd.grad(expected, wanted, slope))
+            if passed is not None:
+                near(passed.chunk(clients)[i], slopes.pop(), KINK, ("shortcut", *what, i))
+            near(dx.chunk(clients)[i], slopes[0], 2 * (KINK if relu else close), ("data", *what, i))
+            for rows, expected_rows in zip((by_weight, by_bias), slopes[1:], strict=False):
+                near(rows[i], expected_rows, KINK if relu else 1e-5, ("scales", *what, i))
+            for found, statistic in zip(running, before, strict=True):
+                near(found[i], statistic[i], 1e-5, ("running", *what, i))
 
 
 def check_group_norm(device: str) -> None:
@@ -110,7 +113,7 @@ def _check_group_norm(device: str) -> None:
     assert not group_norm.fits(8, 16)
     shapes = ((3, 8, 4, 3, 5), (2, 16, 4, 1, 1), (2, 4, 1, 40, 33), (3, 8, 8, 2, 7))
     kinds = [*(("both", follows) for follows in AFTER), ("weight", "relu"), ("none", "nothing")]
-    for (dtype, close), shape, (affine, what_follows) in product(PRECISIONS, shapes, kinds):
+    for (dtype, close), shape, (affine, what_follows) in combined(device, PRECISIONS, shapes, kinds):
         count, channels, groups, height, width = shape
         what, relu, joined = (dtype, *shape, affine, what_follows), what_follows != "nothing", "cut" in what_follows
         both = "two" in what_follows
@@ -188,12 +191,15 @@ def check_evaluations(device: str) -> None:
 
 
 def _watched(call: Callable[[], Tensor]) -> tuple[Tensor, set[str]]:
-    """What a call returns, and PyTorch's own norms and ReLU among what it does."""
+    """What a call returns, and PyTorch's own norms and ReLU among the functions that it calls.
+
+    A dispatch mode would see no kernels: inside one, there are none.
+    """
     seen: set[str] = set()
 
-    class Watch(TorchDispatchMode):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.add(str(func))
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(func.__name__)
             return func(*args, **(kwargs or {}))
 
     with Watch():

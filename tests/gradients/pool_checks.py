@@ -16,6 +16,7 @@ from normec.gradients.precision import products
 from normec.gradients.shared.rules import ModuleModel
 from normec.models.fused_norms import norm_relu_pool
 
+from ..support.covering import combined
 from .nearness import LAST, by_autograd, framed, near, nodes, untouched
 
 PRECISIONS = (torch.float32, torch.bfloat16)
@@ -43,7 +44,7 @@ def check_adaptive_max_pool(device: str) -> None:
     from normec.kernels.pooling import adapt, adapt_back
 
     sizes = ((14, 14, 5, 5), (7, 9, 3, 2), (5, 5, 5, 5), (6, 4, 3, 2), (8, 3, 1, 2))
-    for dtype, channels, (height, width, down, across) in product(PRECISIONS, (1, 6, 32), sizes):
+    for dtype, channels, (height, width, down, across) in combined(device, PRECISIONS, (1, 6, 32), sizes):
         torch.manual_seed(0)
         x = torch.randint(9, (3, channels, height, width), device=device).to(dtype)
         x[0, 0, 1, 1] = torch.nan
@@ -64,7 +65,7 @@ def check_group_norm_pool(device: str) -> None:
     assert not group_norm_pool.fits((2, 16, 3, 4))
     assert not group_norm_pool.fits((2, 512, 8, 8))
     shapes = ((3, 8, 4, 4, 6), (2, 16, 8, 8, 8), (2, 4, 1, 10, 2), (1, 64, 8, 2, 2))
-    for dtype, (count, channels, groups, height, width), affine in product(PRECISIONS, shapes, (True, False)):
+    for dtype, (count, channels, groups, height, width), affine in combined(device, PRECISIONS, shapes, (True, False)):
         torch.manual_seed(0)
         what = (dtype, count, channels, groups, height, width, affine)
         shape = (count, channels, height, width)

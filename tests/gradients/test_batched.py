@@ -19,7 +19,7 @@ from .cases import BATCH, CASES, CLASSES, SIZES, apart, engines, everything, pro
 CLOSE = 1e-10
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_losses_and_buffers_are_the_loop_s(name: str) -> None:
     of = problem(name)

@@ -54,7 +54,7 @@ def traced_shapes(engine: SharedEngine) -> set[tuple[int, ...]]:
     return engine._compiled.traced
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(40)
 @pytest.mark.parametrize("name", [*(name for name in CASES if name not in MANY), *STRUCTURES])
 def test_the_traced_pass_has_the_bits_of_the_shared_pass(name: str) -> None:
     of = problem(name if name in CASES else STRUCTURES[name])
@@ -67,6 +67,7 @@ def test_the_traced_pass_has_the_bits_of_the_shared_pass(name: str) -> None:
     assert traced_shapes(traced)
 
 
+@pytest.mark.slow
 def test_a_graph_follows_x() -> None:
     of = problem("small")
     shared, traced = passes(of)
@@ -75,6 +76,7 @@ def test_a_graph_follows_x() -> None:
         of.x0 += 0.1
 
 
+@pytest.mark.slow
 def test_rounds_of_usual_shapes_alone_are_traced() -> None:
     """Clients 0, 1, 2 and 4 have a whole batch; client 3 has three records."""
     of = problem("small", sizes=(9, 9, 9, 9, 9))
@@ -97,6 +99,7 @@ def test_where_clients_differ_in_size_drawn_ones_are_not_compiled() -> None:
     assert not traced_shapes(traced)
 
 
+@pytest.mark.slow
 def test_smaller_blocks_after_a_lack_of_memory_are_traced_again() -> None:
     of = problem("small", sizes=(8,) * 4)
     shared, traced = passes(of, batch=None)
@@ -242,7 +245,7 @@ def clipped_passes(of: Problem, clip: RecordClip, compiling: bool = False) -> tu
     return shared, SharedEngine(*given, private=True, record_clip=clip, compilation=compilation)  # type: ignore[arg-type]
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("held", [2**24, 5000])
 @pytest.mark.parametrize("name", ["mlp", "convolutions", "gpt with tied weights", "lora"])
 def test_the_traced_pass_clips_records_with_the_bits_of_the_shared_pass(

@@ -50,7 +50,7 @@ def close(found: Run, expected: Run) -> None:
         assert row == pytest.approx(other, rel=1e-8, abs=1e-9)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize(("name", "setting"), RUNS)
 def test_every_method_ends_alike(name: str, setting: str) -> None:
     expected = run("loop", METHODS[name], **SETTINGS[setting])
@@ -71,7 +71,7 @@ def test_other_problems_end_alike_with_every_kind_of_row(name: str) -> None:
         close(run(engine, NormEC(0.1, 0.3), name, **options, memory=Memory(initial="gradient")), expected)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["secure-sum", "local"])
 def test_private_runs_end_alike(trust: Any) -> None:
     privacy = Privacy(epsilon=8, delta=1e-5, unit="client", relation="zero-out", trust=trust)
@@ -80,7 +80,7 @@ def test_private_runs_end_alike(trust: Any) -> None:
         close(run(engine, NormEC(0.1, 0.3, decay=0.1), "norms", privacy=privacy, batch_size=BATCH), expected)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_reruns_are_equal_to_the_bit(engine: str, setting: str) -> None:
@@ -88,7 +88,7 @@ def test_reruns_are_equal_to_the_bit(engine: str, setting: str) -> None:
     same(run(engine, NormEC(0.1, 0.3), **options), run(engine, NormEC(0.1, 0.3), **options))
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize(("before", "after"), list(permutations(ENGINES, 2)))
 def test_a_run_goes_on_under_another_engine(before: str, after: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": BATCH, "logging": Logging(every=1)}

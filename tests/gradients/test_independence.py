@@ -218,6 +218,7 @@ COUPLED: dict[str, Callable[[], Problem]] = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("engine", ["auto", "loop"])
 @pytest.mark.parametrize("name", COUPLED)
 def test_clients_coupled_through_state_are_refused(name: str, engine: str, tmp_path: Path) -> None:
@@ -306,6 +307,7 @@ ALONE: dict[str, Callable[[], Problem]] = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ALONE)
 def test_clients_that_are_not_coupled_train(name: str) -> None:
     assert train(

@@ -61,7 +61,7 @@ def by_hand(given: Problem, drawn: Any, local: LocalSteps, counts: list[int], ro
     return updates, losses, buffers
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(18)
 @pytest.mark.parametrize("clients", [None, DRAWN], ids=["all", "drawn"])
 @pytest.mark.parametrize("records", ["batches", "all records"])
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_updates_are_those_of_steps_by_hand(name: str, engine: str, records: str
     assert made.name == engine
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("name", "engine"), [("mlp", "batched"), ("augmented pixels", "batched"), ("softmax", "linear")]
 )
@@ -107,7 +107,7 @@ def test_epochs_give_every_client_as_many_steps_as_it_has_batches(name: str, eng
     assert made.name == engine
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("local", [{"momentum": 0.8}, {"optimizer": "adam"}], ids=["momentum", "adam"])
 @pytest.mark.parametrize(("name", "engine"), [("mlp", "batched"), ("softmax", "linear")])
 def test_local_optimizers_are_the_loop_s(name: str, engine: str, local: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ def compare(of: Problem) -> None:
     assert apart(everything(shared, of, 6, full=True), everything(loop, of, 6, full=True)) < CLOSE
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_gradients_are_the_loop_s(name: str) -> None:
     compare(problem(STRUCTURES[name]))
@@ -80,7 +80,7 @@ def by_table(of: Problem) -> set[str]:
         ("vit", {"first", "positions"}),
         ("lora", set()),
         ("products", {"bias", "scale", "outer"}),  # parts and products of parameters have tables
-        ("mobile", {"4.weight", "4.bias"}),
+        ("mobile", set()),
         ("transposed convolutions", set()),
     ],
 )
@@ -88,6 +88,7 @@ def test_only_small_parameters_have_a_gradient_for_every_client_in_a_table(name:
     assert by_table(problem(STRUCTURES[name])) == expected
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("name", "private"), [("gpt with tied weights", False), ("vit", True), ("cross attention", False), ("lora", True)]
 )

@@ -96,6 +96,7 @@ def gradients(problem: Problem, engine: str = "auto") -> tuple[str, Tensor]:
     return rounds.engine.name, rows
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("engine", ["auto", "shared"])
 @pytest.mark.parametrize(("model", "taken"), [(Scales, "shared"), (Counts, "loop")])
 def test_a_model_that_mixes_records_for_some_values_does_not_couple_clients(
@@ -109,6 +110,7 @@ def test_a_model_that_mixes_records_for_some_values_does_not_couple_clients(
     assert not torch.equal(plain[4], moved[4])
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("model", [Scales, Counts, Keeps])
 def test_the_engine_says_nothing_about_the_data(model: Callable[[], nn.Module]) -> None:
     """Client 0 is among those that engines are compared on; a run without privacy may look at it."""
@@ -127,6 +129,7 @@ def test_an_engine_that_fails_on_the_clients_records_stops_a_private_run() -> No
         gradients(problem)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("name", ["mlp", "cnn", "cnn-gn", "resnet20-gn"])
 def test_models_of_this_library_stay_on_the_shared_engine(name: str) -> None:
     made = models.build(name, (3, 8, 8), CLASSES, hidden=4)
@@ -237,7 +240,7 @@ def outlying(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets[:, None]).square().mean()
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("engine", ["auto", "shared", "batched"])
 @pytest.mark.parametrize(("model", "fast"), [(Limited, False), (LimitedByOperator, False), (LimitedByRule, True)])
 def test_a_vmap_rule_of_the_users_own_does_not_see_several_clients(
@@ -328,7 +331,7 @@ class Indirect(Head):
         return super().forward(x).square() + y
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("engine", ["shared", "batched"])
 @pytest.mark.parametrize("way", ["function", "backward", "hook", "callable", "saved", "mode", "tensor"])
 def test_no_indirect_code_of_the_user_sees_several_clients(way: str, engine: str) -> None:

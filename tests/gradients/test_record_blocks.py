@@ -74,7 +74,7 @@ def bits(of: Problem, x: Tensor, rows: list[int], blocks: tuple[int, ...]) -> di
     return {row: share.numpy().tobytes() for row, share in zip(rows, shares, strict=True)}
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_share_keeps_its_bits_whichever_records_stand_beside_it(name: str, dtype: torch.dtype) -> None:

@@ -65,7 +65,7 @@ def logistic_gradient(x: np.ndarray[Any, Any], a: np.ndarray[Any, Any], y: int) 
     return a * (1 / (1 + math.exp(-float(a @ x))) - y)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("clip", CLIPS, ids=NAMES)
 @pytest.mark.parametrize("engine", ["loop", "linear"])
 @pytest.mark.parametrize("kind", ["softmax", "logistic"])
@@ -102,7 +102,7 @@ class OwnFlip:
         return Flip()(inputs, uniforms)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("batches", ["whole", "fixed", "coins"])
 @pytest.mark.parametrize("engine", ["loop", "shared"])
 @pytest.mark.parametrize("own", [False, True], ids=["known", "own"])

@@ -34,7 +34,7 @@ def recorded(name: str, seed: int = 1) -> RecordedEngine:
     return RecordedEngine(case, case.records, Batches(case.sizes, BATCH, 1), seed)
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_losses_and_buffers_are_the_loop_s(name: str) -> None:
     case = problem(name)
@@ -52,7 +52,7 @@ def test_blocks_are_made_smaller_down_to_one_record() -> None:
         assert apart(everything(mine, case, 2), whole) == 0
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_no_model_is_wrong(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """Each client has a pass of its own: what the other engines get wrong is right here, dropout included."""

@@ -26,6 +26,7 @@ from .structures import RECURRENT
 CLOSE = 1e-10
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", RECURRENT)
 def test_gradients_are_the_loop_s_by_module(name: str) -> None:
     of = problem(RECURRENT[name])
@@ -37,6 +38,7 @@ def test_gradients_are_the_loop_s_by_module(name: str) -> None:
         assert apart(everything(shared, of, round, clients), everything(loop, of, round, clients)) < CLOSE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm, two layers, both ways", "gru, sequence first"])
 def test_clipped_records_are_the_loop_s(name: str) -> None:
     of, clip = problem(RECURRENT[name]), RecordClip(0.3)
@@ -80,6 +82,7 @@ def test_packed_sequences_are_left_to_the_loop() -> None:
         everything(LoopEngine(of, None, 0, RecordClip(0.3)), of)
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", [*RECURRENT, "dropout of all"])
 def test_the_loop_clips_the_records_of_a_recurrent_model(name: str) -> None:
     """One record after the other by plain autograd, with PyTorch's own layers."""

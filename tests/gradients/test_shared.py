@@ -24,7 +24,7 @@ from .cases import BATCH, CASES, CLASSES, apart, engines, everything, problem
 CLOSE = 1e-10
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_losses_and_buffers_are_the_loop_s_on_batches(name: str) -> None:
     of = problem(name)

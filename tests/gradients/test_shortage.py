@@ -40,7 +40,7 @@ def narrow(monkeypatch: pytest.MonkeyPatch, most: int) -> list[int]:
     return asked
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("most", [1, 2])
 def test_blocks_shrink_until_they_fit(
@@ -59,6 +59,7 @@ def test_blocks_shrink_until_they_fit(
     close(run, loop)
 
 
+@pytest.mark.slow
 def test_without_room_for_one_client_the_loop_takes_over(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -71,6 +72,7 @@ def test_without_room_for_one_client_the_loop_takes_over(
     alike(run, loop)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), RuntimeError("cannot\nbe done")])
 def test_what_fails_in_the_midst_of_a_round_is_done_by_the_loop(
     error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -97,7 +99,7 @@ def test_what_fails_in_the_midst_of_a_round_is_done_by_the_loop(
     assert "\n" not in lines(caplog)[0]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ["shared", "batched", "loop"])
 def test_a_run_s_engine_is_gone_with_it(name: str) -> None:
     """A recorded engine holds gigabytes of a GPU, and Python's collector of cycles does not know that."""

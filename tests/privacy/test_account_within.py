@@ -10,7 +10,7 @@ from normec.privacy import accounting, gaussian
 from normec.privacy.accounting import Account, Event
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("number", range(6))
 def test_it_says_what_epsilon_says(number: int) -> None:
     draw = random.Random(number)
@@ -28,6 +28,7 @@ def test_an_empty_account_is_within_every_budget() -> None:
     assert Account(1e-5).within(0.1)
 
 
+@pytest.mark.slow
 def test_kinds_of_releases_that_a_server_invents_need_no_pld(monkeypatch: pytest.MonkeyPatch) -> None:
     """A PLD takes most of a second for each kind of release, and every later message of the party would wait for it."""
     account = Account(1e-5, [Event(1 + kind / 1000, rate=1e-3) for kind in range(20)])

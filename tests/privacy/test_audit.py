@@ -68,6 +68,7 @@ def test_true_mechanisms_are_not_accused() -> None:
     assert sum(claims) <= 12
 
 
+@pytest.mark.slow
 def test_no_false_alarm_without_any_leak() -> None:
     rng = np.random.default_rng(0)
     bounds = [audit_scores(rng.standard_normal(200), rng.standard_normal(200), DELTA, 0.95).mu for _ in range(200)]

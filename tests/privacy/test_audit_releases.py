@@ -151,13 +151,14 @@ BUGS: list[tuple[Noise, int]] = [
 ]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("bug", "epsilon"), BUGS, ids=lambda one: getattr(one, "__name__", str(one)))
 def test_planted_bugs_are_refuted(bug: Noise, epsilon: float) -> None:
     found = audit_releases([view_of(bug, epsilon, runs=4000 if bug is truncated else 1000)], DELTA)
     assert found.violated, found
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(("epsilon", "part"), [(0.5, 0.1), (2.0, 0.7), (8.0, 0.85), (30.0, 0.9)])
 def test_the_bound_comes_near_the_claim_of_a_true_mechanism(epsilon: float, part: float) -> None:
     found = audit_releases([view_of(true_noise, epsilon, runs=10_000)], DELTA)

@@ -23,7 +23,7 @@ def log_delta(epsilon: float, mu: float) -> mpmath.mpf:
         return mpmath.log(sf(e / m - m / 2) - mpmath.e**e * sf(e / m + m / 2))
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("delta", [5e-324, 1e-100, 1e-12, 1e-5, 0.5])
 @pytest.mark.parametrize("mu", [1e-6, 0.49, 0.51, 3.0, 50.0])
 def test_the_closed_form_is_not_below_the_truth(mu: float, delta: float) -> None:
@@ -48,6 +48,7 @@ def test_many_tiny_releases_do_not_vanish() -> None:
     assert Account.of_mu(1e200, 1, 1e-5).epsilon() == math.inf
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("target", [1e-6, 1.0, 8.0, 1e4])
 @pytest.mark.parametrize("rounds", [1, 7, 300])
 def test_a_calibrated_run_fits_a_budget_that_allows_nothing_above_it(

@@ -120,6 +120,7 @@ mus = st.floats(1e-8, 1e5)
 deltas = st.floats(1e-14, 0.5)
 
 
+@pytest.mark.slow
 @given(mus, mus, deltas)
 @settings(max_examples=150, deadline=None)
 def test_epsilon_grows_with_mu(a: float, b: float, d: float) -> None:
@@ -127,6 +128,7 @@ def test_epsilon_grows_with_mu(a: float, b: float, d: float) -> None:
     assert epsilon(low, d) <= epsilon(high, d) * (1 + 1e-12)
 
 
+@pytest.mark.slow
 @given(mus, deltas, deltas)
 @settings(max_examples=150, deadline=None)
 def test_epsilon_falls_with_delta(mu: float, a: float, b: float) -> None:

@@ -183,6 +183,7 @@ def _run(ledger_path: Path, pipe: int, key: str | None) -> None:
             os.write(pipe, f"{k} {receipt.attempt}\n".encode())
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("key", [None, "seed 1"])
 def test_sigkill_never_under_counts(tmp_path: Path, key: str | None) -> None:
     path = tmp_path / "ledger.jsonl"
@@ -395,6 +396,7 @@ def _many_rounds(path: Path, rounds: int) -> None:
         assert ledger.releases == rounds
 
 
+@pytest.mark.slow
 def test_a_round_costs_the_same_however_many_came_before(tmp_path: Path) -> None:
     few = calls(lambda: _many_rounds(tmp_path / "few.jsonl", 1000))
     many = calls(lambda: _many_rounds(tmp_path / "many.jsonl", 8000))

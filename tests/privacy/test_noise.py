@@ -147,7 +147,7 @@ def true_rounding(word: int, extra: list[int], scale: float) -> int:
     return -size if word & 1 else size
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("scale", [2.0**31 * 0.999, 2.0**30, 1000.0, 1.0])
 def test_secure_rounding_is_exact(scale: float) -> None:
     """Against 400-bit arithmetic, whatever the bits not drawn yet turn out to be."""

@@ -103,6 +103,7 @@ def charges(path: Path) -> float:
     return (gaussian.mu_for(last["epsilon"], 1e-5) * last["multiplier"]) ** 2
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("seed", range(6))
 def test_every_group_is_charged_for_its_turns_wherever_a_run_goes_back(tmp_path: Path, seed: int) -> None:
     draw, groups, path = random.Random(seed), 4, tmp_path / "ledger.jsonl"

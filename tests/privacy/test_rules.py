@@ -246,6 +246,7 @@ def test_client_bound_holds_whatever_the_memory() -> None:
     assert np.linalg.norm(message, axis=1).max() <= 1
 
 
+@pytest.mark.slow
 def test_noisy_memory_leaks_through_a_secure_sum() -> None:
     """Why memory='noisy' is refused there: the others re-send their noise, and the sum's can be taken off again."""
     n, sigma, rounds, trials = 400, 0.05, 5, 3000
@@ -264,6 +265,7 @@ def test_noisy_memory_leaks_through_a_secure_sum() -> None:
     assert audit_scores(observed(1.0), observed(0.0), 1e-5, 0.9999, claim).violated
 
 
+@pytest.mark.slow
 def test_clean_memory_undoes_record_amplification() -> None:
     """Why batches give no gain there: drawn in round 0 only, the record still shows in round 1, by the same coin.
 
@@ -483,6 +485,7 @@ def test_the_grid_costs_every_client_alike() -> None:
         assert alone.epsilon(0.3 * relative, 1e-5) <= run.epsilon(0.3, 1e-5) * (1 + 1e-9)
 
 
+@pytest.mark.slow
 def test_sampled_records_add_the_noise_of_their_own_client() -> None:
     batch = Sampling(0.5)
     sizes = tuple(0.5 * size for size in HOSPITALS)

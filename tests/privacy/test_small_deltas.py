@@ -75,7 +75,7 @@ def epsilon_by_tilting(z: float, rate: float, rounds: int, delta: float, h: floa
     return high_eps
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-12, 1e-14])
 @pytest.mark.parametrize(("z", "rate"), [(1.0, 0.1), (5.0, 0.01), (0.3, 0.5)])
 def test_one_round_against_exact_arithmetic(z: float, rate: float, delta: float) -> None:
@@ -119,6 +119,7 @@ def test_a_typical_delta_loses_next_to_nothing() -> None:
     assert exact <= epsilon_pld([group], 0.0, 1e-5, interval([group], 0.0, exact)) <= exact * (1 + 1e-3)
 
 
+@pytest.mark.slow
 def test_epsilon_is_never_above_rdp_or_the_unamplified_bound() -> None:
     for z, rate, rounds, delta in [(1.0, 0.01, 300, 1e-13), (0.8, 0.3, 50, 1e-6), (30.0, 0.9, 1000, 1e-10)]:
         found = epsilon_of([Event(z, rate, rounds)], delta)

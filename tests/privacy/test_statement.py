@@ -86,6 +86,7 @@ def test_a_replay_never_calls_its_epsilon_a_target() -> None:
     assert Privacy(epsilon=8, trust="local").budget == 8
 
 
+@pytest.mark.slow
 def test_importing_needs_torch_and_numpy_only() -> None:
     blocked = ("scipy", "dp_accounting", "opendp", "cryptography")
     code = (

@@ -68,6 +68,7 @@ def test_agrees_with_a_convolution_written_out(z: float, rate: float, rounds: in
     assert epsilon_of([Event(z, rate, rounds)], 1e-5) == pytest.approx(by_convolution(z, rate, rounds, 1e-5), rel=1e-3)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("z", "rounds"), [(10.396, 300), (7.3462, 300), (1.0, 1), (123.45, 42_300), (0.5, 100)])
 def test_pld_and_closed_form_agree_where_both_apply(z: float, rounds: int) -> None:
     group = Group(z, 1 - 1e-9, rounds)
@@ -77,23 +78,27 @@ def test_pld_and_closed_form_agree_where_both_apply(z: float, rounds: int) -> No
     assert exact == pytest.approx(google, rel=1e-3)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(1.0, 0.01, 300), (2.0, 0.1, 300), (0.5, 0.05, 20)])
 def test_rdp_is_above_pld_and_not_far(z: float, rate: float, rounds: int) -> None:
     pld, rdp = epsilon_of([Event(z, rate, rounds)], 1e-5), epsilon_rdp((Group(z, rate, rounds),), 0.0, 1e-5)
     assert pld <= rdp <= 1.6 * pld
 
 
+@pytest.mark.slow
 def test_amplification_never_costs() -> None:
     for z, rate in [(0.05, 0.5), (1.0, 0.999999), (50.0, 0.99)]:
         plain = gaussian.epsilon(math.sqrt(300) / z, 1e-5)
         assert epsilon_of([Event(z, rate, 300)], 1e-5) <= plain
 
 
+@pytest.mark.slow
 def test_tiny_delta_falls_back_to_a_valid_bound() -> None:
     tiny, small = epsilon_of([Event(1.0, 0.01, 300)], 1e-15), epsilon_of([Event(1.0, 0.01, 300)], 1e-12)
     assert small < tiny < gaussian.epsilon(math.sqrt(300), 1e-15)
 
 
+@pytest.mark.slow
 def test_sampled_and_plain_releases_together() -> None:
     both = epsilon_of([Event(1.0, 0.01, 300), Event(10.0, 1.0, 20)], 1e-5)
     accountant = PLDAccountant(value_discretization_interval=1e-4)

@@ -183,6 +183,7 @@ def test_engines_for_pairs_of_tensors_fall_back_to_the_loop(engine: str) -> None
     assert isinstance(choose_engine(engine, problem("dicts"), None, seed=0), LoopEngine)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("form", ["tuples", "dicts", "a loss of the batch", "the model's own loss"])
 def test_one_record_is_one_item(form: str) -> None:
     """The clipped gradient is the mean of the items' clipped gradients, each by plain autograd."""
@@ -197,6 +198,7 @@ def test_one_record_is_one_item(form: str) -> None:
         torch.testing.assert_close(block.grads[client], total / size, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_private_runs_take_every_form_with_their_accuracy() -> None:
     how: dict[str, Any] = {"lr": 0.1, "rounds": 3, "seed": 0}
     for form in ("dicts", "three tensors", "the model's own loss"):

@@ -82,6 +82,7 @@ def test_f_in_float16_and_bfloat16() -> None:
         assert float(run.x.float().abs().max()) < 0.3
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("block_floats", [1, 4, 7, 1000])
 def test_the_block_size_does_not_change_the_numbers(block_floats: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """d = 2: blocks of 1, 2, 3 and all clients; only the order of a sum may differ."""

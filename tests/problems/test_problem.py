@@ -93,6 +93,7 @@ def test_gradients_are_plain_autograd_s(make: type[nn.Module], batch_size: int |
         assert float((block.grads[i] - gradient).abs().max()) < 1e-14
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
 def test_training_is_plain_torch_training(make: type[nn.Module]) -> None:
     """GD over two clients is SGD on the mean of their mean losses; the user's model is not touched."""

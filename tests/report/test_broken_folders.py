@@ -211,6 +211,7 @@ def test_a_file_that_is_no_verification_is_refused_in_one_line(text: str, tmp_pa
         page.write(tmp_path)
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("kind", ["a pipe", "a folder", "noise", "deep JSON", "a link to itself"])
 def test_a_sweep_s_own_file_may_be_damaged(kind: str, copied: Path) -> None:
     put(copied / "sweep" / "sweep.toml", DAMAGE[kind])
@@ -249,6 +250,7 @@ def test_broken_runs_do_not_empty_the_list_or_stop_the_server(server: Server) ->
         assert get(server, f"/rows/{listed[name]['address']}")[0] == 200
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "path",
     [

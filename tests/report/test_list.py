@@ -146,6 +146,7 @@ def test_nothing_overlaps_on_a_phone(address: str, look: Any) -> None:
     assert names(page)[0] == "comparison/gd-private-false-lr-1.0-lr-1"
 
 
+@pytest.mark.slow
 def test_an_empty_folder_says_so_only_after_it_was_read(tmp_path: Path, look: Any) -> None:
     with serving(tmp_path) as running:
         opened(look, running.address).get_by_text("No runs here yet").wait_for()

@@ -143,7 +143,7 @@ def test_a_killed_run_has_a_page(copied: Path) -> None:
     assert "To go on where this one stopped" in text
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "config.toml", "checkpoint/latest.json"])
 @pytest.mark.parametrize("damage", [b"", b'{"a": ', b"\xff\xfe\n", b"[1, 2]\n"])
 def test_damage_becomes_a_note_and_the_rest_is_shown(name: str, damage: bytes, copied: Path) -> None:

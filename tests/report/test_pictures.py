@@ -71,6 +71,7 @@ def test_a_heat_map_of_the_wrong_shape_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "m.png").exists()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("scale", ["linear", "log"])
 def test_a_heat_map_of_equal_or_missing_values_is_drawn(scale: str, tmp_path: Path) -> None:
     for values in ([[2.0, 2.0]], [[None, None]]):

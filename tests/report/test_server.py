@@ -82,6 +82,7 @@ def test_the_list_has_the_test_loss_of_a_private_run_and_no_other(server: Server
     assert entries["plain"]["loss"] > 0
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "path",
     [

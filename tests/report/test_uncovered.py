@@ -7,6 +7,8 @@ import os
 import stat
 from pathlib import Path
 
+import pytest
+
 from normec.experiments import compare, runs
 from normec.report import charts, page, run_page
 from normec.report.listing import Listing
@@ -117,6 +119,7 @@ def test_several_runs_are_drawn_by_the_same_column(library: Path) -> None:
     assert drawn["loss"].title == "Loss, test"
 
 
+@pytest.mark.slow
 def test_a_comparison_without_diagnostics_has_a_page(tmp_path: Path) -> None:
     entries = compare.candidates(["normec", "dpsgd-norm"], SMALL)
     compare.write(compare.run(entries, tmp_path, lambda _: Callback()), tmp_path)

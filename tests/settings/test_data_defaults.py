@@ -78,6 +78,7 @@ def test_a_record_counts_less_than_its_client(name: str, trust: str) -> None:
     assert last <= 3 / 71 * found.slope
 
 
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", FOR_RECORDS)
 def test_every_method_learns_where_records_are_protected(name: str, tmp_path: Path) -> None:
     """With the settings of clients they ended at 10 to 30 %; a constant answer has 10 %."""

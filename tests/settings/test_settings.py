@@ -205,7 +205,7 @@ def test_a_folder_holds_every_value_that_was_used(here: Path, name: str) -> None
         assert all(json.dumps(held[key]) in spec for key in set(methods.SETTINGS) & held.keys() - {"compressor"})
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_config_file_repeats_its_run_and_goes_on_in_its_folder(here: Path, name: str) -> None:
     asked = make(RUNS[name])
@@ -222,7 +222,7 @@ def test_a_config_file_repeats_its_run_and_goes_on_in_its_folder(here: Path, nam
     assert again.summary["config"] == first.summary["config"]
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(20)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_folder_of_an_older_version_is_recognised(here: Path, name: str) -> None:
     """Its config.toml holds what was given, and the defaults that depend on nothing."""
@@ -238,6 +238,7 @@ def test_a_folder_of_an_older_version_is_recognised(here: Path, name: str) -> No
         runs.existing(here / "run", make({**RUNS[name], "seed": 4}))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("name", "change", "word"),
     [
@@ -363,6 +364,7 @@ def test_a_run_from_python_that_is_begun_again_has_its_own_settings(tmp_path: Pa
     assert tomllib.loads((tmp_path / "begun/config.toml").read_text())["lr"] == 0.3
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("private", [False, True])
 def test_the_same_command_with_more_rounds_continues_a_finished_run(tmp_path: Path, private: bool) -> None:
     how = {**SMALL, "rounds": 4, "seed": 0, "private": private, **({"sigma": 0.5} if private else {})}

@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from normec.system.files import to_toml
 
-SCALARS = st.one_of(
-    st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(st.characters(codec="utf-8"))
-)
+from ..support.texts import CHARACTERS
+
+SCALARS = st.one_of(st.booleans(), st.integers(-(2**62), 2**62), st.floats(allow_nan=False), st.text(CHARACTERS))
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(CHARACTERS), inner, max_size=3)),
     max_leaves=8,
 )
 
 
-@given(st.dictionaries(st.text(st.characters(codec="utf-8")), VALUES, max_size=5))
+@given(st.dictionaries(st.text(CHARACTERS), VALUES, max_size=5))
 def test_what_is_written_is_read_back(table: dict[str, object]) -> None:
     assert tomllib.loads(to_toml(table)) == table
 

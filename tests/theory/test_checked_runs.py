@@ -58,6 +58,7 @@ def test_client_momentum() -> None:
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("name", ["local_steps", "sampled_clients", "clip21_sgd2m"])
 def test_a_bound_that_is_too_small_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right, found = getattr(theory, name), [Verification(), Verification()]

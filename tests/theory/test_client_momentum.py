@@ -67,6 +67,7 @@ def test_without_momentum_and_clipping_it_is_gradient_descent() -> None:
     assert theory.clip21_sgd2m_gamma(L=2.0, L_max=5.0, beta=1.0, client_momentum=0.0) == 0.5
 
 
+@pytest.mark.slow
 def test_it_falls_like_one_over_the_root_of_the_rounds() -> None:
     """Also if messages are clipped at the start, because memories catch up with gradients of any size."""
     numbers = {"L": 1.0, "L_max": 1.0, "F0": 1.0, "beta": 0.5, "client_momentum": 0.5, "gamma": 0.005, "tau": 0.3}

@@ -108,6 +108,7 @@ def test_plan_promises_and_says_when_empty(tmp_path: Path) -> None:
     assert [("settings: " in text, "normec suggest" in text) for text in shown] == [(True, False), (False, True)]
 
 
+@pytest.mark.slow
 def test_verify_writes_a_table_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The smallest scale of all; a set whose file is missing is left out, and said to be."""
     tiny = theory_verify.Scale(3, 3, 2, (10, 30), (5,), ("phishing",), 5)

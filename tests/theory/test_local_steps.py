@@ -90,6 +90,7 @@ def test_a_convex_bound_of_one_step_holds_for_any_local_step() -> None:
         theory.local_smoothness(L_max=4.0, steps=np.array([1, 2]), local_lr=3.0, convex=True)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("rate", [0.2, 0.7])
 @pytest.mark.parametrize("steps", [1, 4])
 def test_the_bound_with_sampled_clients_holds_in_expectation(steps: int, rate: float) -> None:
@@ -105,12 +106,21 @@ def test_the_bound_with_sampled_clients_holds_in_expectation(steps: int, rate: f
     gamma = 0.02 / constants["L_max"] * rng.uniform(0.3, 1, m)
     memory = instances.start_memory(problem, R, rng, **local)
     known = {**constants, "R": R, "alpha": alpha, "beta": beta, "gamma": gamma, "rounds": rounds}
-    norms, errors = np.zeros(m), np.zeros((rounds, m))
-    for seed in range(draws):
-        coins = np.random.default_rng(seed).uniform(size=(rounds, *memory.shape[:2])) < rate
-        found, _, after = instances.normec(problem, alpha, beta, gamma, memory, rounds, coins=coins, **local)
-        norms += found.mean(1) / draws
-        errors += after.T / draws
+    shape = (rounds, *memory.shape[:2])
+    coins = np.concatenate([np.random.default_rng(seed).uniform(size=shape) < rate for seed in range(draws)], axis=1)
+    # All draws at once: the instances are repeated for each of them.
+    repeated = [np.concatenate([one] * draws) for one in (problem.h, problem.c, problem.x0)]
+    many = [np.tile(one, draws) for one in (alpha, beta, gamma, eta)]
+    found, _, after = instances.normec(
+        instances.Many(*repeated),
+        *many[:3],
+        np.concatenate([memory] * draws),
+        rounds,
+        coins=coins,
+        steps=steps,
+        local_lr=many[3],
+    )
+    norms, errors = found.mean(1).reshape(draws, m).mean(0), after.reshape(draws, m, rounds).mean(0).T
     grad_max = np.linalg.norm(problem.gradients(problem.x0), axis=-1).max(1)
     B = theory.gradient_bound(grad_max=grad_max, L_max=constants["L_max"], gamma=gamma, rounds=rounds)
     assert (norms <= theory.sampled_clients(**known, **local, sample_rate=rate, B=B)).all()

@@ -86,6 +86,7 @@ def saddle(L_max: float) -> Problem:
     return Problem.from_functions(clients, torch.ones(1, dtype=torch.float64))
 
 
+@pytest.mark.slow
 def test_clip21_sgd2m_is_refused_where_no_step_size_has_a_finite_bound() -> None:
     message = (
         r"no step size from 7.86e-06 to 1/L = 1 has a finite bound for clip21-sgd2m with tau = 0.001, beta = 1 and "

@@ -34,7 +34,7 @@ def test_theorem_2_is_broken_as_stated_and_holds_as_corrected() -> None:
     assert measured <= theory.theorem2(**common, form="sharper") <= theory.theorem2(**common)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_the_corrected_bounds_hold_over_seeds(decay: float) -> None:
     """Where they are informative: many clients, small noise; 40 instances, 5 seeds each."""

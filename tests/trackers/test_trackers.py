@@ -145,6 +145,7 @@ def test_a_diverged_run_is_failed_in_mlflow(tmp_path: Path, store: str) -> None:
     assert "is not finite in round 1" in run.data.tags["error"]
 
 
+@pytest.mark.slow
 def test_a_store_that_is_lost_at_the_end_does_not_end_the_run(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,6 +47,7 @@ def plain_run(momentum: float | None) -> list[nn.Module]:
     return models
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("momentum", [0.1, 0.9, None])
 def test_each_client_s_buffers_are_a_plain_run_s(momentum: float | None) -> None:
     models = plain_run(momentum)
@@ -94,6 +95,7 @@ def test_a_client_not_drawn_keeps_its_buffers() -> None:
     assert torch.equal(run.state.buffers["1.num_batches_tracked"], times)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "options",
     [

@@ -70,6 +70,7 @@ def test_a_callback_sees_the_model_and_its_results_and_changes_nothing() -> None
     assert torch.equal(watcher.models[7], short.x)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("privacy", [None, n.Privacy(epsilon=5.0, trust="central")])
 def test_a_callback_stops_a_run_with_a_last_row_and_a_summary(tmp_path: Path, privacy: n.Privacy | None) -> None:
     run = n.train(problem(), METHOD, callbacks=[Watcher(stop_at=7)], out=tmp_path, privacy=privacy, **OPTIONS)
@@ -164,6 +165,7 @@ def by_hand(values: list[float], patience: int, least: float, larger: bool) -> i
     return None
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("column", ["validation_loss", "validation_accuracy"])
 @pytest.mark.parametrize("noisy", [True, False])
 def test_early_stopping_stops_where_a_hand_written_rule_stops(column: str, noisy: bool) -> None:

@@ -86,6 +86,7 @@ def test_a_first_gradient_that_is_not_finite_leaves_no_folder_where_it_becomes_a
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_a_later_one_names_client_and_round_and_keeps_the_last_good_checkpoint(tmp_path: Path, method: Any) -> None:
     options: dict[str, Any] = {

@@ -37,6 +37,7 @@ def trained(out: Path | None, rounds: int, **more: Any) -> n.Run:
     return n.train(how.pop("problem", None) or problem(), METHOD, rounds=rounds, out=out, **how)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "more",
     [

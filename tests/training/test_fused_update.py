@@ -44,6 +44,7 @@ def block(clients: list[int], grads: Tensor) -> Block:
     return Block.of(torch.tensor(clients), grads[clients].clone(), torch.zeros(len(clients), dtype=grads.dtype))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("tile", [1, 3 * D, 2**17])
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("where", WHERE)

@@ -7,7 +7,7 @@ import pytest
 from .graphed_round_checks import CASES, check_blame, check_gradients_that_move, compare
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("name", CASES)
 def test_rounds_that_may_be_recorded_have_the_bits_of_rounds_step_by_step(name: str) -> None:
     compare(name, "cpu")

@@ -27,6 +27,7 @@ from normec import (
 )
 from normec.training.memory_table import HOMES, Home, MemoryTable
 
+from ..support.covering import pairwise
 from ..support.runs import StopAt, problem, same
 
 METHODS = {"normec": NormEC(0.1, 0.3), "clip21-decay": Clip21(0.3, decay=0.1), "top-k": EF21(TopK(3))}
@@ -45,12 +46,13 @@ def maps() -> str:
     return "".join(line for line in Path("/proc/self/maps").read_text().splitlines() if "/memory-" in line)
 
 
-@pytest.mark.quick_cases(7)
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float64], ids=str)
-@pytest.mark.parametrize("setting", SETTINGS)
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
-def test_homes_are_equal_to_the_bit(method: Any, setting: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
-    participation, start = SETTINGS[setting]
+PAIRS = pairwise([*METHODS], [*SETTINGS], [None, torch.bfloat16, torch.float64])
+
+
+@pytest.mark.quick_cases(9)
+@pytest.mark.parametrize(("name", "setting", "dtype"), PAIRS, ids=str)
+def test_homes_are_equal_to_the_bit(name: str, setting: str, dtype: torch.dtype | None, tmp_path: Path) -> None:
+    method, (participation, start) = METHODS[name], SETTINGS[setting]
     memory = Memory(initial=start, dtype=dtype)
     here = run(method, participation=participation, memory=memory)
     homes: tuple[Home, ...] = ("host", "disk")
@@ -114,7 +116,7 @@ def test_a_table_is_n_d_numbers_and_zero(home: Any, dtype: torch.dtype, tmp_path
     assert table.sum() == 11
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("home", HOMES)
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=str)
 def test_rows_of_clients_not_drawn_are_not_touched(dtype: torch.dtype | None, home: Any) -> None:
@@ -157,7 +159,7 @@ def test_a_bfloat16_run_ends_near_the_float32_one(method: Any) -> None:
     assert coarse.history["loss"][-1] == pytest.approx(fine.history["loss"][-1], rel=0.02)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("sampled", [None, FixedSize(2)], ids=["everyone", "sampled"])
 @pytest.mark.parametrize("method", [NormEC(0.1, 0.3), Clip21(0.2), EF21(TopK(12))], ids=lambda m: m.name)
 def test_the_estimate_stays_the_mean_of_rounded_memories(method: Any, sampled: Any) -> None:

@@ -29,6 +29,7 @@ from normec.training.named_method import for_records, method_of, rounds_of_metho
 from ..support.runs import problem
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "name", ["normec", "clip21", "ef21", "dpsgd-clip", "gd", "fedavg", "scaffold", "dpsgd-adaptive"]
 )
@@ -54,6 +55,7 @@ def test_a_name_is_the_command_lines_method(name: str, private: bool) -> None:
     assert torch.equal(found.x, expected.x)
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", [*FOR_RECORDS, "clip21-sgd2m"])
 def test_where_records_are_protected_too(name: str) -> None:
     settings = make({"method": name, "clients": 5, "unit": "record", "data": "digits"})

@@ -28,6 +28,7 @@ def test_example_1_direct_normalisation_stands_still(lr: float) -> None:
     assert set(run.history["grad_norm"]) == {2.0}
 
 
+@pytest.mark.slow
 def test_example_1_normec_arrives() -> None:
     run = train(example_1(), NormEC(alpha=1.0, beta=0.5, server_norm=False), lr=0.1, rounds=400)
     assert abs(float(run.x)) < 1e-6
@@ -60,6 +61,7 @@ def two_points(seed: int, d: int, distance: float) -> tuple[torch.Tensor, torch.
     return torch.tensor(start), torch.tensor(start + away)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(points=VECTORS, tau=st.sampled_from([0.07, 0.9, 6.0]))
 def test_clipping_arrives_in_as_many_steps_as_the_distance_needs(points: tuple[int, int, float], tau: float) -> None:
@@ -73,6 +75,7 @@ def test_clipping_arrives_in_as_many_steps_as_the_distance_needs(points: tuple[i
         assert (left < 1e-11) == (k == steps) or abs(distance - k * tau) < 1e-10
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     points=VECTORS,
@@ -103,6 +106,7 @@ def test_smoothed_normalisation_arrives_when_beta_is_below_alpha() -> None:
     assert float((goal - memory).norm()) < 1e-12
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("decay", "beta", "alpha"), [(0.1, 1.0, 1.0), (0.01, 0.2, 0.15), (0.2, 1.5, 1.0)])
 def test_forgetting_rests_at_the_stated_memory_error(decay: float, beta: float, alpha: float) -> None:
     """At rest β m = λ g, so r/(α+r) = λ‖g‖/β, with g on the segment from 0 to g*."""

@@ -75,6 +75,7 @@ def gradient(of: Objective, client: int, round: int, seed: int = 0, batch_size: 
     return block.grads[0]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_the_same_seed_gives_the_same_bits_whatever_went_before(kind: str, batch_size: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -24,10 +25,10 @@ from ..support.runs import StopAt, data, problem, same, snapshot
 OPTIONS: dict[str, Any] = {"lr": 0.2, "rounds": 8, "seed": 7, "logging": Logging(every=1), "batch_size": 4}
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
-    """A run stopped half way."""
-    out = tmp_path / "run"
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run stopped half way, which no test changes."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
     train(problem(), Clip21(0.3), out=out, callbacks=[StopAt(4)], **OPTIONS)
     assert set(snapshot(out)) == {
         ".lock",
@@ -40,6 +41,12 @@ def run(tmp_path: Path) -> Path:
         "checkpoint/round-00000004.safetensors",
     }
     return out
+
+
+@pytest.fixture
+def run(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of the run stopped half way."""
+    return Path(shutil.copytree(stopped, tmp_path / "run"))
 
 
 def refused(out: Path, match: str, of: Problem | None = None, method: Any = None, **options: Any) -> None:
@@ -111,12 +118,14 @@ UNSEEN: dict[str, Callable[[Path], Any]] = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("damage", "match"), DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_damaged_run_is_refused(run: Path, damage: Callable[[Path], Any], match: str) -> None:
     damage(run)
     refused(run, match)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("damage", UNSEEN.values(), ids=UNSEEN.keys())
 def test_damage_outside_the_tensors_is_refused_too(run: Path, damage: Callable[[Path], Any]) -> None:
     damage(run)
@@ -142,6 +151,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("key", "options"), OTHERS.items(), ids=OTHERS.keys())
 def test_another_configuration_is_refused_and_named(run: Path, key: str, options: dict[str, Any]) -> None:
     refused(run, f"another configuration: {key} is .* there, .* here", **options)

@@ -77,14 +77,14 @@ def check(out: Path, kind: str, method: Any, stops: list[int], **options: Any) -
         assert here[name] == there[name], name
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(10)
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 @pytest.mark.parametrize("kind", ["linear", "batchnorm"])
 def test_every_method_goes_on_to_the_same_bits(tmp_path: Path, kind: str, method: Any) -> None:
     check(tmp_path, kind, method, stops=[5], batch_size=4)
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS.keys())
 def test_every_setting_goes_on_to_the_same_bits(tmp_path: Path, options: dict[str, Any]) -> None:
     check(tmp_path, "linear", NormEC(0.1, 0.3), stops=[4], **options)
@@ -96,7 +96,7 @@ def test_stopping_after_many_rounds_of_few(tmp_path: Path, kind: str) -> None:
     check(tmp_path, kind, Clip21(0.3), stops=[1, 2, 3, 7, 12], participation=FixedSize(2), batch_size=4)
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["batchnorm", "dropout"])
 def test_local_steps_of_models_with_buffers_and_dropout_go_on(tmp_path: Path, kind: str) -> None:
     local = LocalSteps(steps=3, lr=0.1, prox=0.2)
@@ -112,6 +112,7 @@ def test_a_folder_belongs_to_its_local_steps(tmp_path: Path) -> None:
             train(problem(), NormEC(0.1, 0.3), local=other, **how)
 
 
+@pytest.mark.slow
 def test_stopping_after_the_last_round_is_finishing(tmp_path: Path) -> None:
     check(tmp_path, "linear", NormEC(0.1, 0.3), stops=[13])
 

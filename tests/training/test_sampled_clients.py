@@ -48,7 +48,7 @@ METHODS = {
 }
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("sampling", SAMPLED)
 @pytest.mark.parametrize("name", METHODS)
 def test_sampled_paths_are_the_reference_s(name: str, sampling: str) -> None:
@@ -105,7 +105,7 @@ def test_poisson_with_rate_one_and_all_of_a_fixed_size_are_everyone() -> None:
         )
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("problem", PROBLEMS)
 @pytest.mark.parametrize("start", ["gradient", "rows", "vector"])
 @pytest.mark.parametrize("method", [NormEC(0.3, 0.2), Clip21(0.2), EF21(TopK(2))], ids=lambda m: m.name)

@@ -310,6 +310,7 @@ def test_a_damaged_model_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").read_bytes() == whole
 
 
+@pytest.mark.slow
 def test_the_history_is_drawn(tmp_path: Path) -> None:
     run = trained(out=tmp_path / "run")
     sheet = run.plot(tmp_path / "curves.png")

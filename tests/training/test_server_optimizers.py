@@ -152,7 +152,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize(("optimizer", "method"), PAIRS)
 def test_optimizers_and_methods_against_a_loop_by_hand(optimizer: str, method: str) -> None:
     given, lr, step = OPTIMIZERS[optimizer]
@@ -167,6 +167,7 @@ def test_optimizers_and_methods_against_a_loop_by_hand(optimizer: str, method: s
         torch.testing.assert_close(state.estimate, state.memory.mean(0), rtol=0, atol=1e-12)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     "name", ["sgd", "momentum", "nesterov", "adam", "adamw", "rmsprop", "adagrad", "adamax", "nadam", "radam", "rprop"]
 )
@@ -205,7 +206,7 @@ SUMS: dict[str, tuple[Any, Privacy, Participation, tuple[float, float]]] = {
 }
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("case", SUMS)
 def test_adambc_subtracts_the_variance_of_the_noise_that_was_added(case: str) -> None:
     """Server steps by hand from the sums that were released, with variances by the recursion s² ← κ² s² + β² ν²."""
@@ -268,6 +269,7 @@ class WatchedAdamBC(AdamBC):
         super().step(closure)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("case", SUMS)
 def test_the_variance_is_that_of_the_direction_where_all_of_it_is_noise(case: str) -> None:
     """Clients without a gradient: in 20,000 coordinates the variance shows to one part in a hundred (one σ)."""
@@ -321,6 +323,7 @@ def test_adambc_knows_the_noise_of_weighted_messages(trust: Any, participation: 
     assert [found for found, _ in seen] == pytest.approx(expected, rel=6 * math.sqrt(2 / d))
 
 
+@pytest.mark.slow
 def test_plain_sgd_is_no_optimizer_to_the_bit() -> None:
     how: dict[str, Any] = {"lr": 0.2, "rounds": 15, "seed": SEED, "privacy": PRIVATE, "batch_size": 4}
     alone = train(problem(), NormEC(0.1, 0.3), **how)
@@ -331,6 +334,7 @@ def test_plain_sgd_is_no_optimizer_to_the_bit() -> None:
     same(train(problem(), NormEC(0.1, 0.3), **without), constant)
 
 
+@pytest.mark.slow
 def test_momentum_is_that_of_dpsgd() -> None:
     _, of = quadratics(7)
     how: dict[str, Any] = {"lr": 0.02, "rounds": ROUNDS, "participation": FixedSize(3)}
@@ -339,6 +343,7 @@ def test_momentum_is_that_of_dpsgd() -> None:
     close(server, [x.numpy() for x in own], 1e-12)
 
 
+@pytest.mark.slow
 def test_adambc_without_noise_is_adam_without_eps() -> None:
     _, of = quadratics(7)
     how: dict[str, Any] = {"lr": 0.02, "rounds": ROUNDS}
@@ -347,6 +352,7 @@ def test_adambc_without_noise_is_adam_without_eps() -> None:
     close(corrected, [x.numpy() for x in adam])
 
 
+@pytest.mark.slow
 def test_adambc_reaches_where_adam_does_not() -> None:
     """Where noise outweighs the gradient, Adam's coordinates all move alike; the correction restores their ratio."""
     variance, small = 1.0, 0.05
@@ -397,7 +403,7 @@ SCHEDULES: dict[str, tuple[Any, Callable[[int, int], float]]] = {
 }
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_schedules_against_their_formulas(name: str, optimizer: str) -> None:
@@ -429,7 +435,7 @@ AVERAGES: dict[str, tuple[Any, Callable[[list[Vector]], Vector]]] = {
 }
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(7)
 @pytest.mark.parametrize("name", AVERAGES)
 @pytest.mark.parametrize("optimizer", [None, "adam"])
 def test_averages_by_hand(name: str, optimizer: str | None) -> None:
@@ -470,7 +476,7 @@ RESUMED: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(13)
 @pytest.mark.parametrize("name", RESUMED)
 def test_a_run_that_is_stopped_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> None:
     method, options = RESUMED[name]
@@ -646,6 +652,7 @@ def test_a_claim_about_noise_holds_for_the_code_that_it_was_made_about() -> None
     assert train(problem(), Right(0.3), **how).finished
 
 
+@pytest.mark.slow
 def test_methods_without_a_bound_take_optimizers_too() -> None:
     for method in (EF21(TopK(3)), ErrorFeedback(Identity())):
         run = train(problem(), method, lr=0.05, rounds=60, server_optimizer="adam")

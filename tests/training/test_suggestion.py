@@ -47,6 +47,7 @@ def of_records(*counts: int, shift: float = 0.0) -> Problem:
     return Problem(nn.Linear(4, 3), F.cross_entropy, parts)
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("method", rule.RULED)
 @pytest.mark.parametrize("relation", ["zero-out", "replace"])
 @pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])

@@ -80,7 +80,7 @@ WATCHED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.quick_cases(7)
+@pytest.mark.quick_cases(18)
 @pytest.mark.parametrize("setting", ["full", "batches", "sampled"])
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
 def test_the_same_seed_gives_the_same_bits_however_it_is_watched(method: Any, setting: str) -> None:
@@ -104,6 +104,7 @@ def test_different_seeds_differ_where_there_is_chance_and_only_there() -> None:
     assert torch.equal(end(0, NormEC(0.1, 0.1)), end(1, NormEC(0.1, 0.1)))
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_rows_say_what_a_direct_computation_says(sampled: bool) -> None:
     """Row k against x^k and g^k of runs that stop at k."""
@@ -140,6 +141,7 @@ def test_rows_say_what_a_direct_computation_says(sampled: bool) -> None:
 FULL: list[dict[str, Any]] = [{"batch_size": 4}, {"participation": FixedSize(2)}]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("options", FULL, ids=["batches", "sampled"])
 def test_full_gradient_rows_are_exact(options: dict[str, Any]) -> None:
     options = options | {"lr": LR, "seed": SEED}
@@ -200,6 +202,7 @@ def test_callbacks_hear_everything_in_order() -> None:
     assert run.engine == "shared"
 
 
+@pytest.mark.slow
 def test_defaults_log_about_500_rows_and_evaluate_about_20_times() -> None:
     one = Problem.from_functions([lambda x: (x**2).sum()], torch.ones(1))
     assert 500 <= len(train(one, GD(), lr=0.01, rounds=1600).history) <= 560

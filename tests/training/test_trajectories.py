@@ -91,7 +91,7 @@ def close(here: Tensor, there: np.ndarray) -> None:
     assert float(np.abs(here.numpy() - there).max()) <= 1e-10
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(13)
 @pytest.mark.parametrize(
     ("problem", "seed"), [("quadratics", 0), ("quadratics", 1), pytest.param("logistic", 0, marks=pytest.mark.slow)]
 )

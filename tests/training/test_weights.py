@@ -105,7 +105,7 @@ METHODS: dict[str, tuple[Method, float, Callable[[Vector], Vector], dict[str, An
 }
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(14)
 @pytest.mark.parametrize("sampled", [False, True], ids=["everyone", "sampled"])
 @pytest.mark.parametrize("kind", ["quadratics", "logistic"])
 @pytest.mark.parametrize("name", METHODS)
@@ -137,6 +137,7 @@ def test_the_path_is_the_loop_s(name: str, kind: str, sampled: bool) -> None:
         assert row["grad_norm"] == pytest.approx(reference.norm(gradient), abs=1e-10)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("how", [{}, {"privacy": Privacy(epsilon=8, trust="secure-sum")}], ids=["open", "private"])
 def test_equal_weights_are_those_of_a_run_without_weights(how: dict[str, Any]) -> None:
     plain = train(problem(), NormEC(0.1, 0.3), lr=0.2, rounds=9, seed=0, **how)
@@ -181,6 +182,7 @@ def test_a_weight_of_two_thirds_is_two_clients_of_three(name: str) -> None:
             assert ours[column] == pytest.approx(theirs[column], abs=1e-7), column  # roots of differences of squares
 
 
+@pytest.mark.slow
 def test_gradient_descent_weighted_by_records_is_that_of_all_records_together() -> None:
     clients = [data(9 + 4 * i, i) for i in range(4)]
 
@@ -256,6 +258,7 @@ def test_a_record_moves_a_sum_weighted_by_records_alike_at_every_client() -> Non
     assert sigmas["records"] / sigmas["equal"] == pytest.approx((4 / sum(sizes)) / (1 / min(sizes)), rel=1e-6)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_the_weighted_mean_has_each_client_s_own_noise(noise: Any) -> None:
     """Local trust, records: σ_i = σ n_min/n_i, and the mean has variance Σ w_i² σ_i²; one step with lr = 1 shows it.
@@ -282,7 +285,7 @@ def test_the_weighted_mean_has_each_client_s_own_noise(noise: Any) -> None:
     assert any("its own records need: between 0.125 sigma" in note for note in run.privacy.notes)
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("at", [1, 7])
 @pytest.mark.parametrize("trust", [None, "local", "secure-sum"])
 def test_a_stopped_run_goes_on_to_the_same_bits(tmp_path: Path, at: int, trust: Any) -> None:

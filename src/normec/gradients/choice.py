@@ -113,14 +113,12 @@ def choose_engine(
         kinds = ("linear",)
     elif name == "linear":
         raise UsageError("the linear engine is for softmax and logistic regression on tensors, without augmentation")
-    elif record_clip is not None and (local is not None or name not in ("auto", "shared", "compiled")):
-        return _fall_back(name, loop, "only the shared pass, the linear engine and the loop clip record by record")
     elif record_clip is not None:
         fixed = problem.x0.is_cuda and (batches is None or isinstance(batches, Batches))
-        worth = name == "compiled" or (
-            name == "auto" and _worth_compiling(problem, float(loop.divisors.mean()), drawn, rounds)
-        )
-        kinds = (*_COMPILED, *_SHARED) if fixed and worth else _SHARED
+        if local is not None or name not in ("auto", "shared", *(["compiled"] if fixed else [])):
+            return _fall_back(name, loop, "only the shared pass, the linear engine and the loop clip record by record")
+        worth = fixed and name == "auto" and _worth_compiling(problem, float(loop.divisors.mean()), drawn, rounds)
+        kinds = (*_COMPILED, *_SHARED) if worth or name == "compiled" else _SHARED
     elif batches is not None and not isinstance(batches, Batches):
         return _fall_back(name, loop, "Poisson batches differ in length from client to client")
     elif name == "compiled" and problem.x0.is_cuda and local is None:

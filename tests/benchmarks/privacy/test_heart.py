@@ -16,6 +16,7 @@ from normec.experiments import build
 from normec.settings import make
 
 
+@pytest.mark.slow
 def test_the_epsilon_of_flamby_without_a_gain_is_a_composition_of_gaussians() -> None:
     """The multiplier that follows from this ε in closed form spends almost ε = 1 in 15 epochs of samples."""
     for patients, batches in ((199, 50), (30, 8)):

@@ -68,6 +68,7 @@ def identity(x: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.slow
 def test_mirrored_features_are_those_of_the_mirror_image_and_of_the_image_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -104,6 +105,7 @@ def test_root_features_are_main_components_of_synthetic_images(monkeypatch: pyte
     assert torch.allclose(found.flip(1).abs(), wanted.abs(), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_channels_have_the_same_scale_in_synthetic_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the features of an image are averaged with those of its mirror image, which reduces some deviations."""
     monkeypatch.setattr(scattering, "SYNTHETIC", 40)
@@ -114,6 +116,7 @@ def test_channels_have_the_same_scale_in_synthetic_images(monkeypatch: pytest.Mo
     assert float(scaled.max() / scaled.min()) < 3
 
 
+@pytest.mark.slow
 def test_the_amplitudes_of_synthetic_images_fall_like_one_over_the_frequency() -> None:
     x = scattering.synthetic_images(100, 3, 64)
     assert x.shape == (100, 3, 64, 64)

@@ -12,6 +12,7 @@ from scipy.stats import tukey_hsd
 from benchmarks.privacy.statistics import compare, expected_best, rank
 
 
+@pytest.mark.slow
 def test_without_common_effects_the_difference_is_tukeys() -> None:
     """Blocks only take out the means of the seeds, which are noise of a smaller size where seeds have no effect."""
     table = np.random.default_rng(0).normal(size=(4, 300))

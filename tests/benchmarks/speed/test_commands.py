@@ -79,6 +79,7 @@ def test_all_fields_and_consistent_ratios(tmp_path: Path) -> None:
     assert (tmp_path / "bench" / "cost.png").exists()
 
 
+@pytest.mark.slow
 def test_a_slow_implementation_is_stopped_and_a_failing_one_has_a_reason() -> None:
     case = Case("mlp", 2)
     with runner(Limits(rounds=3, limit=1e-6), None) as started:

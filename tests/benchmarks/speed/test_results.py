@@ -67,6 +67,7 @@ def test_a_case_without_a_floor_has_no_ratios() -> None:
     assert found["rows"][0]["over_ours"] == 1
 
 
+@pytest.mark.slow
 def test_cost_against_n(tmp_path: Any) -> None:
     found = summary([measured(1000, 10.0), measured(100)], Limits(), threads=2)
     series = scaling(found["cases"])

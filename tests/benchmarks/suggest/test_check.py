@@ -53,6 +53,7 @@ def test_every_condition_has_a_record_and_the_page_shows_them() -> None:
     assert page(records) == PAGE.read_text(encoding="utf-8")
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("key", [key for key, one in CONDITIONS.items() if one.shared["data"] in EMBEDDED])
 def test_the_records_are_those_of_the_rule(key: str) -> None:
     condition = CONDITIONS[key]

@@ -811,6 +811,7 @@ def test_false_shares_are_named_and_the_sum_is_right(tmp_path: Path) -> None:
     assert "false share of party 8" in reported(federation, 0)
 
 
+@pytest.mark.slow
 def test_a_party_that_reveals_false_shares_makes_one_search_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,6 +104,7 @@ def test_an_identity_is_kept_in_a_private_file(tmp_path: Path) -> None:
         Identity.load(path)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("parties", [3, 4, 5, 6, 7])
 def test_every_set_of_enough_shares_gives_the_seed(parties: int) -> None:
     for threshold in range(2, parties + 1):
@@ -127,6 +128,7 @@ def test_random_sets_of_shares_give_the_seed_of_200_parties() -> None:
     assert shares.combine({holder: dealt[holder] for holder in with_the_last}) == seed
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("liars", [(0,), (2, 6), (0, 1, 2), (3, 4, 8)])
 def test_false_shares_are_found(liars: tuple[int, ...]) -> None:
     seed = keys.new_seed()

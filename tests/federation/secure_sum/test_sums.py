@@ -64,6 +64,7 @@ def drop_randomly(federation: Federation, draw: random.Random, attempts: int) ->
     return opened
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("parties", [3, 4, 5])
 def test_masks_cancel_whoever_drops_out(tmp_path: Path, parties: int) -> None:
     federation = Federation(tmp_path, parties, rounds=10_000)
@@ -77,6 +78,7 @@ def test_masks_cancel_in_a_thousand_patterns_of_dropouts(tmp_path: Path, parties
     assert drop_randomly(federation, random.Random(parties), 250) >= 50
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("stage", list(Stage)[1:])
 def test_one_party_may_drop_out_at_any_stage(tmp_path: Path, stage: Stage) -> None:
     federation = Federation(tmp_path, 5)

@@ -235,6 +235,7 @@ def test_coins_in_a_group_are_counted_by_privacy_loss_distributions() -> None:
     assert found.privacy.epsilon < run(DPSGD(Clip(1.0)), CENTRAL, rounds).privacy.epsilon  # type: ignore[union-attr]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", ["momentum", "normec"])
 def test_a_run_that_stops_goes_on_to_the_same_bits(tmp_path: Path, kind: str) -> None:
     method, _ = METHODS[kind]

@@ -46,7 +46,7 @@ def test_a_finished_run_opened_again_reports_what_it_spent(tmp_path: Path) -> No
     assert latest["ledger"][0] == 21
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_round_in_which_nobody_was_drawn_is_a_release_too(seed: int, tmp_path: Path) -> None:
     privacy = Privacy(**SUM, sampling=0.1)
@@ -57,6 +57,7 @@ def test_a_round_in_which_nobody_was_drawn_is_a_release_too(seed: int, tmp_path:
     assert run.privacy.epsilon == pytest.approx(8, rel=1e-3)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("trust", ["local", "secure-sum", "central"])
 @pytest.mark.parametrize("engine", ["loop", "linear"])
 def test_empty_rounds_run_in_every_engine_and_trust(engine: str, trust: str) -> None:
@@ -72,7 +73,7 @@ def test_empty_rounds_run_in_every_engine_and_trust(engine: str, trust: str) -> 
     assert plain.finished
 
 
-@pytest.mark.quick_cases(3)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("kind", [TensorDataset, Fetched])
 @pytest.mark.parametrize("clip", [None, 0.5])
 def test_empty_batches_are_zero_gradients(kind: Any, clip: float | None) -> None:

@@ -69,6 +69,7 @@ def data(last: float) -> list[TensorDataset]:
     ]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("batch", [None, 2])
 @pytest.mark.parametrize("transform", [Halved, HalvedModule])
 def test_a_transform_that_returns_the_same_memory_mixes_no_clients(
@@ -162,6 +163,7 @@ def test_the_states_of_such_a_method_stay_those_of_their_clients() -> None:
     np.testing.assert_allclose(run.state.memory[:, 0].numpy(), expected, atol=1e-6)
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("last", [5.0, 0.0, -5.0])
 def test_nor_does_it_in_an_optimizer_of_several_clients(last: float) -> None:
     x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
@@ -197,6 +199,7 @@ class KeptStream(IterableDataset[tuple[Tensor, Tensor]]):
         return (self.items[i] for i in range(len(self.items)))
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("kind", ["tensor", "array", "stream"])
 def test_a_data_set_that_returns_the_same_memory_has_different_records(kind: str) -> None:
     clients = [one.tensors[0] for one in data(1.0)]
@@ -254,6 +257,7 @@ def heavy_ball(parameters: Any) -> torch.optim.Optimizer:
     return HeavyBall()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(
     ("method", "optimizer"),
     [(KeptServer(), None), (KeptPublic(), None), (DPSGD(KeptClip()), heavy_ball)],

@@ -132,7 +132,7 @@ STATEMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.quick_cases(4)
+@pytest.mark.quick_cases(9)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("statement", STATEMENTS)
 def test_a_killed_run_with_secure_noise_goes_on_to_the_same_state_for_nothing(

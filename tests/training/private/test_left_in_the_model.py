@@ -168,6 +168,7 @@ def test_a_sign_that_one_client_changes_for_others_stops_the_run_before_their_su
         train(of, DPSGD(Clip(0.1)), lr=1.0, rounds=1, seed=0, privacy=Privacy(epsilon=1), compute=compute)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("detached", [True, False])
 @pytest.mark.parametrize("engine", ["auto", "loop", "batched"])
 def test_the_model_of_a_run_holds_no_activations(engine: str, detached: bool) -> None:

@@ -138,6 +138,7 @@ def test_the_ledger_pays_each_round_at_its_own_noise(tmp_path: Path, noise: Any)
     assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["noise_schedule"] == "best"
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 @pytest.mark.parametrize("schedule", ["best", [3.0, 1.0, 2.0] * 4])
 def test_a_run_that_was_stopped_goes_on_with_its_own_noise(tmp_path: Path, noise: Any, schedule: Any) -> None:

@@ -151,7 +151,7 @@ def test_batches_that_other_code_need_not_keep_to_gain_nothing(kind: str) -> Non
     assert any("counted without any gain" in note for note in run.privacy.notes)
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("clients", [torch.arange(4), torch.tensor([0, 0]), torch.tensor([1])])
 @pytest.mark.parametrize("taking_part", [Rotation(2), Poisson(0.4)])
 def test_an_engine_that_computes_other_clients_than_those_that_take_part_is_stopped(
@@ -231,6 +231,7 @@ WHOLE: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("given", WHOLE.values(), ids=WHOLE)
 def test_whole_numbers_of_numpy_are_taken(given: Callable[[Any], dict[str, Any]], tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 5, "seed": 3, "lr": 0.1, "privacy": PRIVATE}

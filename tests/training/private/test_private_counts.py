@@ -49,6 +49,7 @@ def test_rounds_and_noise_are_the_same_whatever_the_clients_hold() -> None:
     assert [row["round"] for row in runs[0].history.rows] == [row["round"] for row in runs[1].history.rows]
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("weights", ["equal", [0.4, 0.1, 0.3, 0.15, 0.05]], ids=["equal", "weighted"])
 def test_the_same_messages_give_the_same_model_whatever_the_clients_hold(
     weights: Any, monkeypatch: pytest.MonkeyPatch

@@ -92,6 +92,7 @@ def test_the_same_bits_are_the_same_release(tmp_path: Path) -> None:
     assert attempts(tmp_path / "run") == ONCE
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(
     ("lazy", "method"), [(True, None), (False, Own(Clip(0.5)))], ids=["lazy data", "a method of the user's own"]
 )
@@ -117,6 +118,7 @@ def test_another_engine_pays_again_and_so_does_going_back(tmp_path: Path) -> Non
     assert attempts(folder) == ONCE + REPEATED + [(k, 2) for k in range(STOPPED, ROUNDS)]
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("engine", "kept"), [("shared", False), ("batched", True), ("loop", True)])
 def test_a_gpu_that_may_add_up_otherwise_has_its_sums_kept(
     engine: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -201,6 +203,7 @@ def smoothed(amount: float) -> Problem:
     return of
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("kind", [bowls, enclosed, smoothed], ids=["functions", "closures", "loss"])
 def test_code_and_functions_that_changed_make_another_release(tmp_path: Path, kind: Any) -> None:
     folder = tmp_path / "run"
@@ -222,6 +225,7 @@ class Some:
         return torch.tensor([client for client in range(clients) if client != self.without])
 
 
+@pytest.mark.slow
 def test_a_rule_that_draws_others_makes_another_release(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     rewound(folder, problem(), participation=Some(0))
@@ -240,6 +244,7 @@ class Drawing(ErrorFeedback):
         return direction + torch.rand(()), estimate
 
 
+@pytest.mark.slow
 def test_a_server_step_of_the_caller_s_own_gets_no_credit(tmp_path: Path) -> None:
     folder, method = tmp_path / "run", Drawing(SmoothedNorm(0.1), 0.1)
     rewound(folder, problem(), method)
@@ -272,6 +277,7 @@ def test_a_repeated_round_gains_nothing_from_coins_that_were_used(coins: str, tm
     assert run.privacy.epsilon == Account(1e-5, events).epsilon()
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("how", ["subnormals", "variable", "products"])
 def test_arithmetic_of_another_kind_makes_another_release(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -161,7 +161,7 @@ CLIENTS = [
 ]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(("name", "trusted", "weighting", "schedule"), CLIENTS)
 def test_clients(name: str, trusted: str, weighting: str, schedule: str, drawn: Drawn) -> None:
     trust, relation, more = TRUSTS[trusted]
@@ -236,7 +236,7 @@ RECORDS: list[tuple[Any, Any, bool, Any, Any, Any, Any, Any]] = [
 ]
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(("method", "trust", "hidden", "clip", "by", "relation", "weights", "schedule"), RECORDS)
 def test_records(
     method: Any, trust: Any, hidden: bool, clip: Any, by: Any, relation: Any, weights: Any, schedule: str, drawn: Drawn
@@ -269,6 +269,7 @@ def test_records(
     assert run.privacy.epsilon <= expected * (1.05 if hidden and weights == "records" else 1 + 1e-7)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("relation", ["zero-out", "replace"])
 @pytest.mark.parametrize(("method", "hidden"), [(NORMEC, True), (DPSGD(Clip(0.3)), False)], ids=["memory", "none"])
 def test_batches_of_a_fixed_size(method: Any, hidden: bool, relation: Any, drawn: Drawn) -> None:
@@ -295,6 +296,7 @@ def test_a_run_that_a_rule_stops(schedule: str, drawn: Drawn) -> None:
     assert run.privacy.epsilon == pytest.approx(epsilon_of_gaussians([0.3 / sigma for sigma in noise]), rel=1e-7)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize(("unit", "clip"), [("client", None), ("record", 0.4)])
 def test_a_run_that_is_continued(unit: Any, clip: float | None, drawn: Drawn, tmp_path: Path) -> None:
     """The rounds of both parts are one composition, each at the noise that it had."""

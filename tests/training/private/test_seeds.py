@@ -75,7 +75,7 @@ def test_without_a_seed_every_private_run_has_other_noise_and_a_plain_run_repeat
 
 
 def test_the_coins_of_a_claimed_sampling_are_secret_too() -> None:
-    claim = Privacy(epsilon=8, trust="secure-sum", sampling=0.5)
+    claim = Privacy(sigma=1.0, trust="secure-sum", sampling=0.5)
     rounds = [
         prepare(bowls(64), METHOD, Options(lr=0.1, rounds=1, privacy=claim, seed=seed)).plan for seed in (None, 0)
     ]
@@ -237,7 +237,7 @@ def test_masks_of_clipped_records_have_all_bits_of_their_secret(monkeypatch: pyt
     assert same_masks("secure"), "nothing but the masks differs"
 
 
-@pytest.mark.quick_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [None, 0])
 def test_the_order_of_clipped_records_is_secret_where_the_noise_is_real(seed: int | None, tmp_path: Path) -> None:
     """With a known order, taking one of 40 records out moves a batch of 8 by four times the clip that is counted."""

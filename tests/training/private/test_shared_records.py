@@ -38,6 +38,7 @@ def trained(clients: list[Dataset[Any]], privacy: Privacy, **options: Any) -> Ru
     return train(problem, method, lr=0.1, rounds=2, privacy=privacy, **options)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("kind", [lambda held: held, Lazy], ids=["tensors", "lazy"])
 @pytest.mark.parametrize(
     "dealt", [([0] * 9 + list(range(1, 20)), range(20, 40)), (range(21), range(20, 40))], ids=["in one", "in two"]

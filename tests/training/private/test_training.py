@@ -72,6 +72,7 @@ def test_epsilon_grows_along_the_run_and_ends_at_the_target() -> None:
     assert spent[-1] == pytest.approx(3, rel=1e-6)
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("trust", ["local", "secure-sum"])
 def test_without_noise_to_speak_of_it_is_the_plain_run(trust: str) -> None:
     plain = train(bowls(5), NormEC(0.1, 0.2), lr=0.05, rounds=40)

@@ -359,6 +359,28 @@ class OperationRules(TorchFunctionMode):
         eps: float = 1e-5,
         *_: Any,
     ) -> Any:
+        return self._norm_of_records(x, weight, bias, lambda given, *affine: func(given, num_groups, *affine, eps))
+
+    def instance_norm(
+        self,
+        func: Any,
+        x: Tensor,
+        running_mean: Maybe = None,
+        running_var: Maybe = None,
+        weight: Maybe = None,
+        bias: Maybe = None,
+        use_input_stats: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Any:
+        if running_mean is not None or running_var is not None or not use_input_stats:
+            return NotImplemented
+        return self._norm_of_records(
+            x, weight, bias, lambda given, *affine: func(given, None, None, *affine, True, momentum, eps)
+        )
+
+    def _norm_of_records(self, x: Tensor, weight: Maybe, bias: Maybe, norm: Callable[..., Tensor]) -> Any:
+        """Return `norm(x, weight, bias)`, which treats every record alone, with weights by channel."""
         slots = self._affine_slots(weight, bias)
         if slots is None and any(part is not None and is_batchedtensor(part) for part in (weight, bias)):
             return NotImplemented
@@ -366,8 +388,8 @@ class OperationRules(TorchFunctionMode):
         def apply(clients: int, batched: Sequence[bool], x: Tensor) -> Tensor:
             given = _expanded(clients, batched[0], x).flatten(0, 1)
             if slots is None:  # the norm is frozen, or has no parameters
-                return func(given, num_groups, weight, bias, eps).unflatten(0, (clients, -1))
-            normed = func(given, num_groups, None, None, eps)
+                return norm(given, weight, bias).unflatten(0, (clients, -1))
+            normed = norm(given, None, None)
             return AffineRows.apply(normed, *values_of(slots), slots, True).unflatten(0, (clients, -1))
 
         return self._across(apply, x)
@@ -496,6 +518,7 @@ _RULES: dict[Any, Callable[..., Any]] = {
     ),
     F.layer_norm: OperationRules.layer_norm,
     F.group_norm: OperationRules.group_norm,
+    F.instance_norm: OperationRules.instance_norm,
     F.batch_norm: OperationRules.batch_norm,
     F.scaled_dot_product_attention: OperationRules.attention,
     F.multi_head_attention_forward: OperationRules.multi_head_attention,
