@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # Where there is none, as with torch for CPUs: its interpreter works with the NumPy of constraints.txt.
 TRITON := triton==3.8.0
 
-.PHONY: run reproduce test test-all test-kernels check docs clean
+.PHONY: run reproduce test test-quick test-all test-kernels check docs clean
 
 run: .venv/.ready-run
 	@echo "1. Private: 100 clients, (8, 1e-5) for each client against a server that sees sums; non-private for comparison;"
@@ -33,7 +33,11 @@ reproduce: .venv/.ready-run
 # A file of tests stays in one process, because its tests share what they train; tests/conftest.py orders the files.
 PYTEST := $(TEST_ENV) $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-test: check
+# One core checks types while the other one tests.
+test: .venv/.ready-test
+	$(MAKE) --no-print-directory --jobs=2 check test-quick
+
+test-quick: .venv/.ready-test
 	$(PYTEST) -m "not slow"
 
 test-all: check
