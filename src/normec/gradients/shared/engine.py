@@ -156,16 +156,16 @@ class SharedEngine(BlockEngine):
 
     def _usual_shapes(self, drawn: int | None) -> list[tuple[int, int]]:
         """Return how many clients and records the blocks of a round have; none if that depends on the draw."""
+        if not (self._batches is None or isinstance(self._batches, Batches)):
+            return []
         everyone = torch.arange(self._problem.clients)
         lengths = self._feed.lengths(everyone, full=False)
         if drawn is not None and len(lengths.unique()) > 1:
             return []
-        if not (self._batches is None or isinstance(self._batches, Batches)):
-            return []  # the numbers of records depend on the draw
         shapes = [(len(group), int(lengths[group[0]])) for group in self._grouped(everyone[:drawn], False)]
         if self._clip is None:
             return shapes
-        return [  # whose records fill a pass up
+        return [  # none that is filled up or divided
             (clients, records)
             for clients, records in shapes
             if records % RECORD_BLOCKS[-1] == 0 and clients * records <= self._block

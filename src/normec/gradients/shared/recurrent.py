@@ -35,7 +35,8 @@ Cell = Callable[[Tensor, Tensor, Tensor, Maybe], tuple[Tensor, Maybe]]
 
 def _lstm(given: Tensor, own: Tensor, h: Tensor, c: Maybe) -> tuple[Tensor, Maybe]:
     """Return the next state from the gates' parts that come from the input (`given`) and from the state (`own`)."""
-    assert c is not None  # an LSTM has two states
+    if c is None:
+        raise TypeError("an LSTM has two states")
     if given.is_cuda and not under_vmap():
         h, c, _ = aten._thnn_fused_lstm_cell(given.to(c.dtype), own.to(c.dtype), c)
         return h, c
