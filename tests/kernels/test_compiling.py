@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     reason="Triton is not installed",
 )
 
-LAYERS = [layer for layers in NETWORKS.values() for layer in layers]
+LAYERS = [layer for layers in NETWORKS.values() for layer in layers if max(layer[:2]) <= tiles.MOST]
 IMAGES = {"x", "y", "g", "dx", "shortcut", "passed", "also", "source", "weights", "out", "wide"}
 NUMBERS = {
     "count",
