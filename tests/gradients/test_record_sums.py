@@ -14,12 +14,13 @@ from torch.utils.data import TensorDataset
 from normec import DPSGD, Clip, Privacy, Problem, train
 from normec.gradients.choice import choose_engine
 from normec.gradients.record_clip import RecordClip
-from normec.gradients.shared import record_sums
+from normec.gradients.shared import convolution, record_sums
+from normec.gradients.shared import engine as engine_module
 from normec.gradients.shared.convolution import windows_of
 from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.operations import OperationModel
 from normec.gradients.shared.record_sums import product_squares
-from normec.gradients.shared.slots import NoRule
+from normec.gradients.shared.slots import NoRule, ParameterSlot
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches, BatchSource, PoissonBatches
 
@@ -104,6 +105,67 @@ def test_sums_are_those_of_records_that_are_clipped_one_by_one(
         monkeypatch.setitem(record_sums._HELD, "cpu", held)
         found = everything(engine, of, 2).grads
         assert float((found - expected).abs().max()) < close * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("at_once", [1, 10**4, 10**9])
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Conv2d(8, 5, 3, padding=1),
+        nn.Conv2d(9, 4, (2, 3), stride=(2, 1), padding=(0, 2), dilation=(1, 2), bias=False),
+        nn.Conv2d(8, 6, 1, stride=2),
+        nn.Conv2d(8, 3, 7, padding="same", padding_mode="circular"),
+    ],
+)
+def test_a_convolution_s_gradients_of_single_images(
+    layer: nn.Conv2d, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether all images fit into the cache together, or some, or none."""
+    monkeypatch.setattr(convolution, "_WINDOW_FLOATS", at_once)
+    model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.LazyLinear(CLASSES)).double()
+    draw = torch.Generator().manual_seed(3)
+    images = torch.randn(7, layer.in_channels, 9, 8, dtype=torch.float64, generator=draw)
+    model(images)
+    data = TensorDataset(images, torch.randint(CLASSES, (7,), generator=draw))
+    of = Problem(model, F.cross_entropy, [data])
+    assert isinstance(of.records, ResidentRecords)
+    engine = SharedEngine(of, of.records, None, 1, "float32", private=True, record_clip=CLIPS["clip"])
+    expected = by_hand(of, CLIPS["clip"], None, 0)
+    found = everything(engine, of, 0).grads
+    assert float((found - expected).abs().max()) < CLOSE * float(expected.abs().max())
+
+
+def test_tables_go_to_the_parameters_with_the_most_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A norm of the early convolution without a table would take a product for every pair of its positions."""
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(8, 32, 3, stride=4, bias=False)),
+        *(nn.Flatten(), nn.Linear(32 * 9, CLASSES, bias=False)),
+    )
+    of = Problem(model, F.cross_entropy, [TensorDataset(torch.randn(4, 1, 14, 14), torch.zeros(4, dtype=torch.int64))])
+    assert isinstance(of.records, ResidentRecords)
+    monkeypatch.setitem(record_sums._HELD, "cpu", 16 * 32 * 72)  # a batch is filled up to 16 records
+    held: list[torch.Size] = []
+    tables = record_sums.tables
+
+    def seen(uses: dict[ParameterSlot, list[record_sums.Use]], weights: Tensor) -> dict[ParameterSlot, Tensor]:
+        found = tables(uses, weights)
+        held.extend(slot.shape for slot in found)
+        return found
+
+    monkeypatch.setattr(engine_module, "tables", seen)
+    engine = SharedEngine(of, of.records, None, 1, "float32", private=True, record_clip=CLIPS["clip"])
+    engine._block = 100
+    everything(engine, of, 0)
+    assert held == [torch.Size([8, 1, 3, 3])]
+
+
+def test_a_pass_has_as_few_records_as_have_tables() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES))
+    data = [TensorDataset(torch.randn(16, 1024), torch.zeros(16, dtype=torch.int64)) for _ in range(8)]
+    of = Problem(model, F.cross_entropy, data)
+    assert isinstance(of.records, ResidentRecords)
+    engine = SharedEngine(of, of.records, None, 1, "float32", private=True, record_clip=CLIPS["clip"])
+    assert [len(block.clients) for block in engine.blocks(of.x0, {}, 0)] == [2, 2, 2, 2]
 
 
 def test_the_norm_of_a_product_is_never_too_small() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import numpy as np
@@ -19,7 +20,7 @@ from normec.sampling.random_streams import (
     Stream,
     coins_below,
     derive_seed,
-    philox_in_place,
+    philox_in_numpy,
     philox_in_tensors,
     seed_generators,
     seed_in_secret,
@@ -41,9 +42,8 @@ def words(text: str) -> list[int]:
 
 
 def run_philox(counter: list[int], key: int) -> list[int]:
-    drawn = np.array(counter, np.uint64)[:, None]
-    philox_in_place(drawn, key)
-    return [int(word) for word in drawn[:, 0]]
+    even, odd = philox_in_numpy([np.array([word], np.uint64) for word in counter], key)
+    return [int(word[0]) for word in (even[0], odd[0], even[1], odd[1])]
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
@@ -79,10 +79,9 @@ def test_philox_on_the_host_is_philox_in_tensors() -> None:
     counter = (counter[0][:1].expand(101, 100), *counter[1:])
     kept = [word.clone() for word in counter]
     for key in (0, 2**64 - 1, 0x0123456789ABCDEF):
-        drawn = np.stack([word.reshape(-1).numpy() for word in counter]).view(np.uint64)
-        philox_in_place(drawn, key)
-        host, tensors = torch.from_numpy(drawn.view(np.int64)).view(4, 101, 100), philox_in_tensors(counter, key)
-        assert all(map(torch.equal, host, tensors))
+        even, odd = philox_in_numpy([word.numpy().view(np.uint64) for word in counter], key)
+        host = [torch.from_numpy(word.astype(np.int64)) for word in (even[0], odd[0], even[1], odd[1])]
+        assert all(map(torch.equal, host, philox_in_tensors(counter, key)))
     assert all(map(torch.equal, counter, kept))
 
 
@@ -155,6 +154,27 @@ def test_a_coin_never_falls_more_often_than_its_rate_says(rate: float) -> None:
     """The account counts a round at its rate, so a probability above it would be an ε below the truth."""
     faces = coins_below(rate)
     assert Fraction(faces, 2**53) <= Fraction(rate) < Fraction(faces + 1, 2**53)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    asked=st.lists(
+        st.tuples(st.integers(0, 2**63 - 1), st.sampled_from([0, 1, 2**32, 2**63]), st.integers(1, 9)), min_size=2
+    )
+)
+def test_numbers_of_all_clients_are_those_of_a_new_generator(asked: list[tuple[int, int, int]]) -> None:
+    """Whatever was drawn before."""
+    for seed, step, count in asked:
+        fresh = np.random.Philox(key=derive_seed(seed, "x"), counter=[0, step, 0, 0]).random_raw(count)
+        assert Stream(seed, "x").of_all(step, count).tolist() == [int(word) >> 1 for word in fresh]
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    """Each draws as many numbers as keep it busy while the others draw."""
+    stream = Stream(3, "x")
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda step: stream.of_all(step, 10_000), range(64)))
+    assert all(torch.equal(one, stream.of_all(step, 10_000)) for step, one in enumerate(found))
 
 
 def test_nobody_and_nothing() -> None:

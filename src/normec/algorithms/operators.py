@@ -175,10 +175,10 @@ class SmoothedNorm(Scaling):
 
     def scale(self, norm: Tensor) -> Tensor:
         length = self.alpha + norm if self.alpha else norm
-        if self.alpha >= smallest_reliable_norm(length.dtype):
+        least = smallest_reliable_norm(length.dtype)
+        if self.alpha >= least:
             return length.reciprocal()
-        vanishing = length < smallest_reliable_norm(length.dtype)  # false for NaN, which stays visible
-        return length.reciprocal().masked_fill(vanishing, 0.0)
+        return torch.threshold(length, least, math.inf).reciprocal()  # NaN stays visible
 
     @property
     def lipschitz(self) -> float:

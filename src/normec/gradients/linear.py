@@ -65,6 +65,9 @@ class LinearEngine(BlockEngine):
         widest = int(self._sizes.max()) * features if batches is None else int(self._divisors.max() * 2 + 8) * features
         self._block = max(1, _BLOCK_FLOATS // max(widest, len(problem.x0)))
         self._owned = torch.nn.utils.rnn.pad_sequence(list(records.rows), batch_first=True)
+        self._owned_on_host = self._owned.cpu().numpy()
+        # The binary loss is one of floating-point targets, as which they are kept.
+        self._targets = records.targets.to(problem.x0.dtype) if self._binary else records.targets
         # The keys of both are the first clients of blocks.
         self._whole: dict[int, _Batch] = {}  # all records of the block
         # The first of the rounds that are drawn ahead, and the record numbers [rounds, c, B].
@@ -73,6 +76,7 @@ class LinearEngine(BlockEngine):
         self._fixed = batches if isinstance(batches, Batches) and clip is None else None
         size = self._fixed.batch_size if self._fixed is not None else 1
         self._fill, self._equal = self._sizes >= size, problem.x0.new_tensor(1 / size)
+        self._all_fill = bool(self._fill.all())
         self._everyone: tuple[Tensor, ...] = ()  # all clients, in blocks
         self.same_records = batches is None
 
@@ -139,37 +143,44 @@ class LinearEngine(BlockEngine):
 
     def _drawn(self, clients: Tensor, round: int | Tensor, *, everyone: bool, full: bool = False) -> _Batch:
         """Return the padded records of a block in a round; `everyone`: the same block is asked for in every round."""
-        batches, first = self._batches, int(clients[0])
+        batches = self._batches
         if batches is not None and not full:
-            if self._fixed is not None and bool(self._fill[clients].all()):
+            if self._fixed is not None and (self._all_fill or bool(self._fill[clients].all())):
                 if everyone and isinstance(round, int):
-                    return self._full_batches(self._ahead_of(first, clients, self._fixed, round))
-                table = upload(self._fixed.table(clients, round), self._owned.device)
-                return self._full_batches(self._owned[clients.to(self._owned.device)].gather(1, table))
+                    return self._full_batches(self._ahead_of(clients, self._fixed, round))
+                return self._full_batches(self._numbers(clients, self._fixed.table(clients, round)))
             return self._padded(clients, batches.padded(clients, round), self._divisors[clients])
         if not everyone:
             return self._padded(clients, None, self._sizes[clients].double())
+        first = int(clients[0])
         if first not in self._whole:
             found = self._padded(clients, None, self._sizes[clients].double())
             self._whole[first] = found if self._clip is None else found._replace(squares=found.inputs.square().sum(-1))
         return self._whole[first]
 
-    def _ahead_of(self, first: int, clients: Tensor, batches: Batches, round: int) -> Tensor:
+    def _numbers(self, clients: Tensor, tables: Tensor) -> Tensor:
+        """Return the numbers of the clients' records that ``[…, c, B]`` tables of their own numbers name."""
+        width = self._owned_on_host.shape[1]
+        found = self._owned_on_host.reshape(-1).take(clients.numpy()[:, None] * width + tables.numpy())
+        return upload(torch.from_numpy(found), self._owned.device)
+
+    def _ahead_of(self, clients: Tensor, batches: Batches, round: int) -> Tensor:
         """Return the record numbers of batches that are drawn for many rounds at once, which takes less time."""
+        first = int(clients[0])
         begun, numbers = self._ahead.get(first, (0, torch.empty(0)))
         if not begun <= round < begun + len(numbers):
             most = max(1, _AHEAD // (len(clients) * int(self._sizes.max())))
             tables = batches.tables(clients, torch.arange(round, round + min(most, 2 * len(numbers) or 8)))
-            begun, numbers = round, self._owned.cpu()[clients[:, None], tables].to(self._owned.device)
+            begun, numbers = round, self._numbers(clients, tables)
             self._ahead[first] = (begun, numbers)
         return numbers[round - begun]
 
     def _full_batches(self, numbers: Tensor) -> _Batch:
         """Return what `_padded` would for batches of equal length, which need no padding."""
-        inputs, dtype = self._gathered(numbers), self._problem.x0.dtype
+        inputs, targets = self._gathered(numbers)
         if self._problem.transform is not None:
             inputs = self._transformed(inputs, torch.full((len(numbers),), numbers.shape[1]))
-        return _Batch(inputs.flatten(2).to(dtype), self._records.targets[numbers], self._equal.expand(numbers.shape))
+        return _Batch(inputs.flatten(2).to(self._problem.x0.dtype), targets, self._equal.expand(numbers.shape))
 
     def _padded(self, clients: Tensor, rows: tuple[Tensor, Tensor] | None, divisors: Tensor) -> _Batch:
         owned = self._owned[clients.to(self._owned.device)]
@@ -182,16 +193,18 @@ class LinearEngine(BlockEngine):
         if self._clip is not None:  # one record more or less rarely changes the shape, and with it how sums are rounded
             numbers = F.pad(numbers, (0, -numbers.shape[1] % RECORD_BLOCKS[-1]))
         present = torch.arange(numbers.shape[1], device=owned.device) < upload(lengths, owned.device)[:, None]
-        inputs = self._transformed(self._gathered(numbers), lengths).flatten(2).to(self._problem.x0.dtype)
+        inputs, targets = self._gathered(numbers)
+        inputs = self._transformed(inputs, lengths).flatten(2).to(self._problem.x0.dtype)
         if int(lengths.min()) < numbers.shape[1]:  # the table is padded with records of another client
             inputs.masked_fill_(~present[..., None], 0)
         weights = present / divisors.to(inputs.device)[:, None]
-        return _Batch(inputs, self._records.targets[numbers], weights.to(inputs.dtype))
+        return _Batch(inputs, targets, weights.to(inputs.dtype))
 
-    def _gathered(self, numbers: Tensor) -> Tensor:
-        """Return the inputs of the records `numbers` ``[c, B]``; on a CPU, indexing by a table takes twice as long."""
-        inputs = self._records.inputs
-        return inputs.index_select(0, numbers.flatten()).view(*numbers.shape, *inputs.shape[1:])
+    def _gathered(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return inputs and targets of the records `numbers` ``[c, B]``; indexing by a table would take longer."""
+        inputs, targets, flat = self._records.inputs, self._targets, numbers.flatten()
+        inputs = inputs.index_select(0, flat).view(*numbers.shape, *inputs.shape[1:])
+        return inputs, targets.index_select(0, flat).view(*numbers.shape, *targets.shape[1:])
 
     def _transformed(self, inputs: Tensor, lengths: Tensor) -> Tensor:
         """Return records ``[c, B, ...]`` as the model expects them, zero beyond a client's length.

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+_PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 _evaluating = False
 
 
@@ -28,13 +29,12 @@ def usable(*tensors: Tensor) -> bool:
 
     A dispatch mode, such as that of a tracer, does not see a launch by Triton, so there are no kernels inside one.
     """
-    if torch._C._len_torch_dispatch_stack():
+    if not _installed() or torch._C._len_torch_dispatch_stack():
         return False
-    known = (torch.float32, torch.bfloat16, torch.float16)
     # Triton launches on the current device, whatever the device of the arguments is.
     here = all(t.is_cuda and t.device.index == torch.cuda.current_device() for t in tensors)
     somewhere = here or os.environ.get("TRITON_INTERPRET") == "1"
-    return somewhere and _installed() and all(t.dtype in known for t in tensors)
+    return somewhere and all(t.dtype in _PRECISIONS for t in tensors)
 
 
 @contextmanager

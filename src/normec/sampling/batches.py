@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import at_least, fraction
@@ -77,8 +78,9 @@ class Batches:
         self.steps = (sizes // batch_size).clamp(min=1)  # rounds per pass, for each client
         self._stream, self._longest = Stream(seed, "batches"), int(sizes.max())
         self._alike = int(sizes.min()) == self._longest
-        self._pass = torch.full_like(sizes, -1)
-        self._order = torch.empty(0, 0, dtype=torch.int64)
+        # The last pass that was drawn of each client, and its order.
+        self._pass = np.full(len(sizes), -1)
+        self._order = np.empty((0, self._longest), np.int64)
 
     @property
     def expected(self) -> Tensor:
@@ -93,14 +95,15 @@ class Batches:
 
     def table(self, clients: Tensor, round: int | Tensor) -> Tensor:
         """Return the batches as one table ``[c, B]``; if a client has n < B records, only its first n entries count."""
-        steps = self.steps[clients]
-        passes = round // steps
-        stale = self._pass[clients] != passes
-        if stale.any():
-            self._shuffle(clients[stale], passes[stale])
-        width = min(self.batch_size, self._order.shape[1])
-        columns = (round % steps * self.batch_size)[:, None] + torch.arange(width)
-        return self._order.index_select(0, clients).gather(1, columns)
+        own = clients.numpy()  # on small tables NumPy takes less time than torch
+        passes, step = np.divmod(np.asarray(round), self.steps.numpy()[own])
+        stale = self._pass[own] != passes
+        if stale.all():
+            self._shuffle(own, passes)
+        elif stale.any():
+            self._shuffle(own[stale], passes[stale])
+        first = own * self._longest + step * self.batch_size
+        return torch.from_numpy(self._order.reshape(-1).take(first[:, None] + np.arange(self._width)))
 
     def of(self, sizes: Tensor) -> Batches:
         return Batches(sizes, self.batch_size, self._seed)
@@ -112,18 +115,21 @@ class Batches:
         first, count = passes[0], int((passes[-1] - passes[0]).max()) + 1
         whose = clients.repeat(count)
         when = (first + torch.arange(count)[:, None]).flatten()
-        orders = self._orders(whose, when).view(count, len(clients), -1)
-        width = min(self.batch_size, orders.shape[2])
-        columns = (rounds[:, None] % steps * self.batch_size)[..., None] + torch.arange(width)
+        orders = torch.from_numpy(self._orders(whose, when)).view(count, len(clients), -1)
+        columns = (rounds[:, None] % steps * self.batch_size)[..., None] + torch.arange(self._width)
         return orders[(passes - first)[..., None], torch.arange(len(clients))[:, None], columns]
 
-    def _shuffle(self, clients: Tensor, passes: Tensor) -> None:
+    @property
+    def _width(self) -> int:
+        return min(self.batch_size, self._longest)
+
+    def _shuffle(self, clients: NDArray[np.int64], passes: NDArray[np.int64]) -> None:
         if not len(self._order):
-            self._order = torch.zeros(len(self.sizes), self._longest, dtype=torch.int64)
-        self._order[clients] = self._orders(clients, passes)
+            self._order = np.zeros((len(self.sizes), self._longest), np.int64)
+        self._order[clients] = self._orders(torch.from_numpy(clients), torch.from_numpy(passes))
         self._pass[clients] = passes
 
-    def _orders(self, clients: Tensor, passes: Tensor) -> Tensor:
+    def _orders(self, clients: Tensor, passes: Tensor) -> NDArray[np.int64]:
         """Return, row by row, a client's records in the order of a pass."""
         keys = self._stream.bits(clients, passes, self._longest).numpy()
         positions = np.arange(self._longest)
@@ -135,7 +141,8 @@ class Batches:
         keys &= ~last
         keys |= positions
         keys.sort(axis=1)
-        return torch.from_numpy(keys & last)
+        keys &= last
+        return keys
 
 
 def rounds_of(epochs: int, sizes: Tensor, batch_size: int | None) -> int:

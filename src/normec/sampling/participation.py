@@ -82,11 +82,11 @@ class FixedSize:
     def draw(self, clients: int, round: int, seed: int) -> Tensor | None:
         if self.count > clients:
             raise UsageError(f"cannot draw {self.count} of {clients} clients; ask for at most {clients}")
-        keys = Stream(seed, "participation").of_all(round, clients)
         if self.count == clients:
             return torch.arange(clients)
-        largest = int(np.partition(keys.numpy(), self.count - 1)[self.count - 1])
-        return (keys <= largest).nonzero()[: self.count, 0]
+        keys = Stream(seed, "participation").of_all(round, clients).numpy()
+        largest = np.partition(keys, self.count - 1)[self.count - 1]
+        return torch.from_numpy(np.flatnonzero(keys <= largest)[: self.count])
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import sys
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -22,6 +26,7 @@ from torch import Tensor
 
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS, _INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
+_FACTORS, _KEY_STEPS = np.array(_MULTIPLIERS, np.uint64)[:, None], np.array(_INCREMENTS, np.uint32)[:, None]
 _WORDS, _FIRST_WORD = 624, 24  # of the Mersenne twister; the byte at which they begin in the state of torch's generator
 _AT_ONCE = 2**13  # counters that NumPy computes at once, so that its arrays stay in the cache
 
@@ -80,22 +85,66 @@ def philox_in_tensors(
     return c0, c1, c2, c3
 
 
-def philox_in_place(words: NDArray[np.uint64], key: int) -> None:
-    """The same for counters ``[4, count]`` on the host, in NumPy, which takes a fraction of the time."""
-    multipliers = np.array(_MULTIPLIERS, np.uint64)[:, None]
-    keys = np.array([[key & _MASK], [(key >> 32) & _MASK]], np.uint64)
-    keys = (keys + np.arange(10, dtype=np.uint64) * np.array(_INCREMENTS, np.uint64)[:, None]) & np.uint64(_MASK)
-    for start in range(0, words.shape[1], _AT_ONCE):
-        part = words[:, start : start + _AT_ONCE]
-        even, odd = part[::2].copy(), part[1::2].copy()  # words 0 and 2, and words 1 and 3
-        products = np.empty_like(even)
-        for step in range(10):
-            np.multiply(even, multipliers, out=products)
-            np.right_shift(products[::-1], np.uint64(32), out=even)
-            even ^= odd
-            even ^= keys[:, step : step + 1]
-            np.bitwise_and(products[::-1], np.uint64(_MASK), out=odd)
-        part[::2], part[1::2] = even, odd
+def philox_in_numpy(counter: Sequence[NDArray[np.uint64]], key: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """The same on the host, in NumPy, which takes a fraction of the time.
+
+    The words of the counter may be of any shapes that fit together.
+
+    Returns:
+        Words 0 and 2, and words 1 and 3, as two tables ``[2, …]``.
+    """
+    shape = np.broadcast_shapes(*(word.shape for word in counter))
+    even, odd = np.empty((2, 2, *shape), np.uint32)
+    even[0], even[1], odd[0], odd[1] = counter[0], counter[2], counter[1], counter[3]
+    key_words = np.array([[key & _MASK], [(key >> 32) & _MASK]], np.uint32)
+    flat_even, flat_odd = even.reshape(2, -1), odd.reshape(2, -1)
+    for start in range(0, flat_even.shape[1], _AT_ONCE):
+        _ten_rounds(flat_even[:, start : start + _AT_ONCE], flat_odd[:, start : start + _AT_ONCE], key_words)
+    return even, odd
+
+
+def _ten_rounds(even: NDArray[np.uint32], odd: NDArray[np.uint32], key: NDArray[np.uint32]) -> None:
+    """Apply ten rounds of Philox in place to words 0 and 2, and words 1 and 3, of counters: ``[2, count]``."""
+    low = 0 if sys.byteorder == "little" else 1
+    products, spare = np.empty((2, *even.shape), np.uint64)
+    words, current = even, odd
+    for _ in range(10):
+        np.multiply(words, _FACTORS, out=products)
+        halves = products.view(np.uint32).reshape(2, -1, 2)[::-1]
+        words = np.bitwise_xor(halves[..., 1 - low], current, out=even)
+        words ^= key
+        key = key + _KEY_STEPS  # wraps around
+        current = halves[..., low]
+        products, spare = spare, products  # `current` lies in the other one
+    odd[...] = current
+
+
+class _OfThread(threading.local):
+    """A generator of NumPy, one per thread; a new one would ask the system for random bits first."""
+
+    def __init__(self) -> None:
+        self.philox = np.random.Philox()
+
+
+_of_thread = _OfThread()
+
+
+def _raw_words(key: int, step: int, count: int) -> NDArray[np.uint64]:
+    """Return the first words of NumPy's Philox 4x64 with this key, counted from ``step * 2^64``."""
+    _of_thread.philox.state = {
+        "bit_generator": "Philox",
+        "state": {"key": np.array([key, 0], np.uint64), "counter": np.array([0, step, 0, 0], np.uint64)},
+        "buffer": np.zeros(4, np.uint64),
+        "buffer_pos": 4,
+        "has_uint32": 0,
+        "uinteger": 0,
+    }
+    return _of_thread.philox.random_raw(count)
+
+
+@lru_cache(maxsize=256)
+def _key_of(seed: int, purpose: str) -> int:
+    return derive_seed(seed, purpose)
 
 
 @dataclass(frozen=True)
@@ -105,11 +154,15 @@ class Stream:
     seed: int
     purpose: str
 
+    @property
+    def _key(self) -> int:
+        return _key_of(self.seed, self.purpose)
+
     def bits(self, clients: Tensor, step: int | Tensor, count: int) -> Tensor:
         """Return int64 in [0, 2^63); row i is for client ``clients[i]`` at its `step` (one step, or one per client)."""
-        device, key = clients.device, derive_seed(self.seed, self.purpose)
+        device = clients.device
         if device.type == "cpu":
-            return self._bits_on_host(clients, step, count, key)
+            return self._bits_on_host(clients, step, count)
         position = torch.arange((count + 1) // 2, device=device)
         steps = torch.as_tensor(step, device=device).expand(clients.shape)
         shape = (len(clients), len(position))
@@ -119,30 +172,29 @@ class Stream:
             (steps & _MASK)[:, None].expand(shape),
             (steps >> 32)[:, None].expand(shape),
         )
-        words = philox_in_tensors(counters, key)
+        words = philox_in_tensors(counters, self._key)
         pairs = torch.stack(((words[0] << 31) ^ words[1], (words[2] << 31) ^ words[3]), dim=-1)
         return pairs.flatten(1)[:, :count]
 
-    @staticmethod
-    def _bits_on_host(clients: Tensor, step: int | Tensor, count: int, key: int) -> Tensor:
-        """`bits` with counters that are written where NumPy needs them."""
-        steps = np.asarray(step)[..., None]
-        words = np.empty((4, len(clients), (count + 1) // 2), np.uint64)
-        words[0], words[1] = np.arange(words.shape[2]), clients.numpy()[:, None]
-        words[2], words[3] = steps & _MASK, steps >> 32
-        philox_in_place(words.reshape(4, -1), key)
-        pairs = np.empty((*words.shape[1:], 2), np.int64)
-        for half in range(2):  # both halves have 32 bits, so that their numbers have 63
-            np.bitwise_xor(words[2 * half] << np.uint64(31), words[2 * half + 1], out=pairs[..., half].view(np.uint64))
-        return torch.from_numpy(pairs).flatten(1)[:, :count]
+    def _bits_on_host(self, clients: Tensor, step: int | Tensor, count: int) -> Tensor:
+        """`bits` in NumPy."""
+        positions, own = np.arange((count + 1) // 2, dtype=np.uint64), clients.numpy().astype(np.uint64)
+        steps = np.asarray(step).astype(np.uint64)[..., None]
+        counter = positions, own[:, None], steps & np.uint64(_MASK), steps >> np.uint64(32)
+        even, odd = philox_in_numpy(counter, self._key)
+        drawn = np.empty((*even.shape[1:], 2), np.int64)
+        for half in range(2):  # both parts of a number have 32 bits, so that it has 63
+            number = drawn[..., half].view(np.uint64)
+            np.left_shift(even[half], np.uint64(31), out=number)
+            number ^= odd[half]
+        return torch.from_numpy(drawn).flatten(1)[:, :count]
 
     def of_all(self, step: int, count: int) -> Tensor:
         """Return int64 in [0, 2^63) for clients 0 … count−1 at once, on the host.
 
         Uses NumPy's Philox 4x64, whose raw words are the same in every version; it is ten times as fast as `bits`.
         """
-        source = np.random.Philox(key=derive_seed(self.seed, self.purpose), counter=[0, step, 0, 0])
-        return torch.from_numpy((source.random_raw(count) >> np.uint64(1)).view(np.int64))
+        return torch.from_numpy((_raw_words(self._key, step, count) >> np.uint64(1)).view(np.int64))
 
     def uniform(self, clients: Tensor, step: int | Tensor, count: int) -> Tensor:
         """Return float64 in [0, 1) with 53 random bits, ``[len(clients), count]``."""

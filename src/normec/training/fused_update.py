@@ -73,7 +73,7 @@ def _update(
         factor = form.scale(distances)
         total = update.move(grads, memory, index, factor, form.step, form.keep, seed, weights)
         return Sent(total, distances, factor * distances)
-    held = memory[index] if memory is not None and index is not None else memory
+    held = memory.index_select(0, index) if memory is not None and index is not None else memory
     rows = max(1, _TILE // grads.shape[1]) if grads.device.type == "cpu" else len(grads)
     total, found = grads.new_zeros(grads.shape[1]), []
     for start in range(0, len(grads), rows):
@@ -96,7 +96,7 @@ def _update(
                 (own.mul_(form.keep) if form.keep != 1 else own).addcmul_(v, form.step * factor)
         found.append((distances, factor * distances))
     if memory is not None and index is not None and held is not None:
-        memory[index] = held
+        memory.index_copy_(0, index, held)
     if len(found) == 1:
         return Sent(total, *found[0])
     return Sent(total, torch.cat([a for a, _ in found]), torch.cat([b for _, b in found]))

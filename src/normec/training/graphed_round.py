@@ -59,8 +59,9 @@ class GraphedRound:
 
     def can_run(self, state: State, block: Block, count: int) -> bool:
         """Whether the graph can run a round of `count` clients."""
-        fits = all(held.device == state.x.device and held.dtype == state.x.dtype for held in state.clients.values())
-        return self.able and fits and len(block.clients) == count
+        if not self.able or len(block.clients) != count:
+            return False
+        return all(held.device == state.x.device and held.dtype == state.x.dtype for held in state.clients.values())
 
     def run(self, state: State, block: Block) -> Tensor | None:
         """Make the messages, memories and server's step of a round whose release was paid for; faults are noted.

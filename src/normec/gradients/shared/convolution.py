@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 
+_WINDOW_FLOATS = 2**18  # numbers in the windows of images, 1 MiB in float32, that are multiplied at once
+_FEW_CHANNELS = 8  # below, the pieces of memory in a window are too short
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -67,7 +70,8 @@ class ConvRows(Function):
         if for_weight is not None:
             known = x.ndim < 5 and all(map(operator.lt, geometry.output_padding, geometry.stride))
             unfolded = partial(_unfolded, for_weight.shape, geometry) if known else None
-            direct = not geometry.transposed and _kernel_for_weights(x, g, for_weight.sink.x.dtype, geometry.groups)
+            direct = _kernel_for_weights(x, g, for_weight.sink.x.dtype, geometry.groups) or _by_windows(x, geometry)
+            direct = direct and not geometry.transposed
             write = partial(_write_weights, geometry, weight.stride())
             for_weight.put(write, g, x, products=unfolded, direct=direct)
         if for_bias is not None:
@@ -88,10 +92,42 @@ def _write_weights(geometry: Geometry, strides: tuple[int, ...], rows: Tensor, g
         moves = list(geometry.stride), list(geometry.padding), list(geometry.dilation)
         weight_gradients(channels_last(x), channels_last(g), rows, *moves, exact)
         return
+    if len(rows) == len(x) and _by_windows(x, geometry) and not geometry.transposed:
+        _write_by_windows(geometry, rows, g, x)
+        return
     weight = torch.empty_strided(rows.shape[1:], strides, dtype=x.dtype, device=x.device)  # its values are not read
     parts, needed = len(rows), [False, True, False]
     for row, own_g, own_x in zip(rows, g.chunk(parts), x.chunk(parts), strict=True):
         row.copy_(aten.convolution_backward(own_g, own_x, weight, None, *geometry.arguments, needed)[1])
+
+
+def _by_windows(x: Tensor, geometry: Geometry) -> bool:
+    """Whether `_write_by_windows` is the fastest way to the gradients of single images."""
+    return x.device.type == "cpu" and x.ndim == 4 and x.shape[1] >= _FEW_CHANNELS and geometry.groups == 1
+
+
+def _write_by_windows(geometry: Geometry, rows: Tensor, g: Tensor, x: Tensor) -> None:
+    """Write the weight gradient of each image: its output's gradient times the windows of its input.
+
+    In an image whose channels come last, a row of a window is one piece of memory. A few images are taken at a time, so
+    that their windows stay in the cache.
+    """
+    outputs, channels, *size = rows.shape[1:]
+    (high, wide), (down, right), (apart, beside) = geometry.padding, geometry.stride, geometry.dilation
+    positions = g[0, 0].numel()
+    at_once = max(1, _WINDOW_FLOATS // (positions * channels * math.prod(size)))
+    image = x.new_zeros(min(at_once, len(x)), x.shape[2] + 2 * high, x.shape[3] + 2 * wide, channels)
+    whole, row, column, _ = image.stride()
+    strides = whole, row * down, column * right, row * apart, column * beside, 1
+    view = image.as_strided((len(image), *g.shape[2:], *size, channels), strides)
+    windows = torch.empty(view.shape, dtype=x.dtype)
+    for start in range(0, len(x), at_once):
+        part = slice(start, start + at_once)
+        count = len(x[part])
+        image[:count, high : high + x.shape[2], wide : wide + x.shape[3]] = x[part].movedim(1, -1)
+        windows[:count] = view[:count]
+        found = g[part].reshape(count, outputs, -1) @ windows[:count].view(count, positions, -1)
+        rows[part] = found.view(count, outputs, *size, channels).movedim(-1, 2)
 
 
 def _unfolded(shape: torch.Size, geometry: Geometry, g: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -36,13 +36,14 @@ from ..record_clip import RecordClip
 from .compiled import Compilation, CompiledPass
 from .inputs import InputCache, prepare_inputs
 from .operations import OperationModel
-from .record_sums import add_up, tables
+from .record_sums import add_up, most_held, tables
 from .rules import LEFT_OUT, ModuleModel, RefuseValueAccess, refuse_foreign_code
 from .slots import NoRule, ParameterSlot
 
 _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs; activations are proportional to it
 _TABLE_FLOATS = {"cpu": 2**26, "cuda": 2**30}  # numbers in the gradients of single records, by rules for operations
+_FEWEST = 32  # records in a block at which a pass is efficient
 _SMALL_GPU = 2**34  # bytes of GPU memory that these block sizes suit; larger GPUs get larger blocks
 
 
@@ -86,6 +87,8 @@ class SharedEngine(BlockEngine):
         by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
         if record_clip is not None and isinstance(self._model, OperationModel):
             by_grads = min(by_grads, _TABLE_FLOATS[kind] // len(problem.x0))
+        if record_clip is not None and kind == "cpu":  # what has no table takes much longer
+            by_grads = min(by_grads, max(_FEWEST, most_held(device) // len(problem.x0)))
         self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * max(1, scale) // values))
         if isinstance(self._model, ModuleModel):
             # Cross entropy ignores records with target −100 and divides by the number of the others. In a private run,

@@ -115,6 +115,42 @@ class AffineRows(Function):
         return (g * broad.to(g.dtype) if ctx.needs_input_grad[0] else None), None, None, None, None
 
 
+class GroupNormOnHost(Function):
+    """GroupNorm with weight, with the fused kernels of PyTorch for the output and the data gradient, on a CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Maybe, slots: SlotPair, groups: int, eps: float):
+        x = x.contiguous()
+        ctx.sizes = len(x), x.shape[1], x[0, 0].numel(), groups
+        y, mean, inverse = torch.native_group_norm(x, weight, bias, *ctx.sizes, eps)
+        ctx.save_for_backward(x, weight, mean, inverse)
+        ctx.slots = slots
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor):
+        x, weight, mean, inverse = ctx.saved_tensors
+        for_weight, for_bias = ctx.slots
+        g = g.contiguous()
+        slopes, images = (part.view(*x.shape[:2], -1) for part in (g, x))
+        sums = slopes.sum(2)
+        if for_weight is not None:
+            channels = x.shape[1] // mean.shape[1]  # in a group
+            shift, scale = (part.repeat_interleave(channels, 1) for part in (mean, inverse))
+            for_weight.put(sum_positions, (torch.linalg.vecdot(slopes, images) - shift * sums) * scale)
+        if for_bias is not None:
+            for_bias.put(sum_positions, sums)
+        data = None
+        if ctx.needs_input_grad[0]:
+            needed = [True, False, False]
+            data = aten.native_group_norm_backward(g, x, mean, inverse, weight, *ctx.sizes, needed)[0]
+        return data, None, None, None, None, None
+
+    @staticmethod
+    def fits(x: Tensor, weight: Maybe) -> bool:
+        return weight is not None and x.device.type == "cpu" and x.dtype == weight.dtype
+
+
 class LayerNormRows(Function):
     """LayerNorm with weight, with the fused kernels of PyTorch for the output and the data gradient."""
 

@@ -39,7 +39,7 @@ Write = Callable[..., object]  # (rows [k, *shape], *tensors): the gradients of 
 Products = Callable[..., tuple[Tensor, Tensor]]  # tensors → L and R, [records, groups, T, ·]
 Squares = Callable[..., Tensor]  # tensors → the squared norm of each record's gradient
 
-_HELD = {"cpu": 2**24, "cuda": 2**28}  # numbers in the gradients of single records that are held at once
+_HELD = {"cpu": 2**25, "cuda": 2**28}  # numbers in the gradients of single records that are held at once
 _SLACK = 64.0
 Key = TypeVar("Key")
 
@@ -168,9 +168,10 @@ def tables(uses: Mapping[Key, Sequence[Use]], weights: Tensor) -> dict[Key, Tens
     One product for each record is less work than two for its norm and one for the sum, where memory is left.
     `weights` are those of `add_up`.
     """
-    records, left = weights.numel(), _most(weights)
+    records, left = weights.numel(), most_held(weights.device)
     found: dict[Key, Tensor] = {}
-    for key, several in uses.items():
+    # Small parameters come first: they are used at many positions, where norms without a table take long.
+    for key, several in sorted(uses.items(), key=lambda item: item[1][0].shape.numel()):
         size = records * several[0].shape.numel()
         if size <= left and (len(several) > 1 or not several[0].one_position):
             found[key] = sum_of([use.each(records, weights.dtype) for use in several])
@@ -178,8 +179,9 @@ def tables(uses: Mapping[Key, Sequence[Use]], weights: Tensor) -> dict[Key, Tens
     return found
 
 
-def _most(weights: Tensor) -> int:
-    return _HELD.get(weights.device.type, _HELD["cpu"])
+def most_held(device: torch.device) -> int:
+    """Return how many numbers in the gradients of single records are held at once."""
+    return _HELD.get(device.type, _HELD["cpu"])
 
 
 @torch.no_grad()
@@ -207,7 +209,7 @@ def add_up(
     """
     records, flat = weights.numel(), weights.flatten()
     squares = dict(zip(held, _square_norms(list(held.values())), strict=True))
-    left = _most(weights) - sum(grads.numel() for grads in held.values())
+    left = most_held(weights.device) - sum(grads.numel() for grads in held.values())
     for key, several in uses.items():
         fast = several[0].fast_squares() if len(several) == 1 else None
         if fast is None:

@@ -32,7 +32,7 @@ from ...models.resnet import Shortcut
 from ...problems.problem import Problem
 from ..own_vmap_rules import RefuseOwnVmapRules
 from .convolution import ConvRows, Geometry, TiledConvRows
-from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
+from .layers import AffineRows, EmbeddingRows, GroupNormOnHost, LayerNormRows, LinearRows
 from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
 from .pooling import AdaptiveMaxPoolByKernel, MaxPoolByKernel, ShortcutByKernel
 from .recurrent import RECURRENT, Recurrence, run_module
@@ -199,10 +199,12 @@ def _group_norm(
     shortcut: Tensor | None = None,
     relu: bool = False,
 ) -> Tensor:
+    weight, bias = _values(module, slots, "weight", "bias")
+    where = (slots.get("weight"), slots.get("bias"))
     if GroupNormRows.fits(x, module.num_groups):
-        weight, bias = _values(module, slots, "weight", "bias")
-        where = (slots.get("weight"), slots.get("bias"))
         return _first(GroupNormRows.apply(x, shortcut, weight, bias, where, module, relu))
+    if GroupNormOnHost.fits(x, weight):
+        return GroupNormOnHost.apply(x, weight, bias, where, module.num_groups, module.eps)
     normed = F.group_norm(x, module.num_groups, None, None, module.eps)
     return _affine(module, slots, normed, first=True)
 
