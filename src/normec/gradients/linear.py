@@ -28,6 +28,7 @@ from .engine import Block, BlockEngine, upload
 from .loop import RECORD_BLOCKS
 from .own_vmap_rules import RefuseOwnVmapRules
 from .record_clip import RecordClip
+from .restored import restored
 
 _BLOCK_FLOATS = 2**24
 _AHEAD = 2**18  # the most record numbers that are drawn ahead for a block of clients
@@ -210,7 +211,8 @@ class LinearEngine(BlockEngine):
         with RefuseOwnVmapRules(UsageError) if self._clip is not None else nullcontext():
             for client, length in enumerate(lengths.tolist()):
                 if length:
-                    held[client, :length] = one(inputs[client, :length]).flatten(1)
+                    with restored(transform) if self._clip is not None else nullcontext():
+                        held[client, :length] = one(inputs[client, :length]).flatten(1)
         return held
 
     def _gradients(self, x: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,7 @@ from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
 from .precision import Precision, autocast
 from .record_clip import RecordClip
+from .restored import forgetful, restored
 from .shared.recurrent import RecurrentByStep
 
 _BLOCK_FLOATS = 2**24  # the most numbers in a block of gradients, 64 MiB in float32
@@ -150,7 +151,8 @@ def record_shares(
     # Indexing also copies the records to the start of a new piece of memory; kernels may depend on the alignment.
     count = size_of(inputs)
     positions = torch.arange(block, device=leaves_of(inputs)[0].device).clamp_max(count - 1)
-    grads, values = record_gradients(problem, x, part_of(inputs, positions), part_of(targets, positions))
+    with restored(problem.model, problem.loss, problem.transform):
+        grads, values = record_gradients(problem, x, part_of(inputs, positions), part_of(targets, positions))
     return clip(grads, problem.tensor_sizes)[:count], values[:count]
 
 
@@ -177,7 +179,7 @@ def clipped_gradient(
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
     if some and isinstance(inputs, Tensor):  # an augmentation is for inputs in one tensor
-        inputs = problem.augmented_by_record(inputs, uniforms)
+        inputs = forgetful(problem).augmented_by_record(inputs, uniforms)
     total, losses = torch.zeros_like(x, dtype=torch.float64), x.new_zeros((), dtype=torch.float64)
     for start, size in _cover(size_of(inputs), blocks):
         part = slice(start, start + size)
@@ -258,11 +260,11 @@ def record_blocks(problem: Problem) -> tuple[int, ...]:
         for part in order.split(size):
             positions = part[torch.arange(size) % len(part)].to(x.device)
             seed_generators(0, x.device)  # the masks of dropout are the same at every position and in every block
-            grads.append(
-                record_gradients(problem, x, part_of(inputs, positions), part_of(targets, positions), "same")[0][
-                    : len(part)
-                ]
-            )
+            with restored(problem.model, problem.loss, problem.transform):
+                several, _ = record_gradients(
+                    problem, x, part_of(inputs, positions), part_of(targets, positions), "same"
+                )
+            grads.append(several[: len(part)])
         return torch.cat(grads)[order.argsort().to(x.device)]
 
     try:

@@ -33,6 +33,7 @@ from ..engine import Block, BlockEngine, GradientTable, upload
 from ..loop import RECORD_BLOCKS
 from ..precision import Precision, autocast
 from ..record_clip import RecordClip
+from ..restored import forgetful, restored
 from .compiled import Compilation, CompiledPass
 from .inputs import InputCache, prepare_inputs
 from .operations import OperationModel
@@ -71,6 +72,8 @@ class SharedEngine(BlockEngine):
         `record_clip` one record. With `compilation`, rounds of the usual shapes run in a compiled pass.
         """
         self._problem, self._records, self._precision, self._clip = problem, records, precision, record_clip
+        if record_clip is not None:
+            self._problem = forgetful(problem)
         self._model = _shared_model(problem, rules, private or record_clip is not None)
         self._sink = self._model.sink
         self._sink.by_record = record_clip is not None
@@ -320,7 +323,8 @@ class SharedEngine(BlockEngine):
 
         `modes` are dispatch modes of PyTorch that may be active.
         """
-        with torch.enable_grad(), autocast(ready.device, self._precision), self._model.guard(modes):
+        kept = restored(self._model.model, self._problem.loss) if self._clip is not None else nullcontext()
+        with kept, torch.enable_grad(), autocast(ready.device, self._precision), self._model.guard(modes):
             losses = self._model.losses(ready, targets)
             losses.sum().backward()
         self._model.collect()
