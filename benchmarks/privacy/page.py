@@ -365,10 +365,16 @@ def _unranked(conditions: Conditions, compared: Mapping[Condition, Comparison]) 
     if not others or not ranked:
         return ""
     said = f"\n{', '.join(others)} ran in few conditions with networks and are not ranked there."
+    ahead: dict[str, list[tuple[Condition, str]]] = {}
     for one, (best, known) in _best_unranked(conditions, compared).items():
-        surely = "significantly" if compared[one].apart(best, known) else "not significantly"
-        reached = {name: f"{name} ({100 * compared[one].means[name]:.1f} %)" for name in (best, known)}
-        said += f" In {one}, {reached[best]} is {surely} better than the best ranked method, {reached[known]}."
+        ahead.setdefault(best, []).append((one, known))
+    for best, where in ahead.items():
+        ran = sum(best in own for own in held.values())
+        surely = [(one, known) for one, known in where if compared[one].apart(best, known)]
+        said += f" {best} has the highest value in {len(where)} of the {ran} such conditions in which it ran"
+        means = {one: {name: 100 * compared[one].means[name] for name in (best, known)} for one, known in surely}
+        apart = [f"{one}: {means[one][best]:.1f} % and {means[one][known]:.1f} % ({known})" for one, known in surely]
+        said += f", significantly above the best ranked method in {len(apart)} ({'; '.join(apart)})." if apart else "."
     return said
 
 

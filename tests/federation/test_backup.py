@@ -19,6 +19,7 @@ from normec.federation.protocol.party import Party
 from normec.federation.protocol.policy import Policy
 from normec.federation.protocol.wire import Refusal, Reply
 from normec.privacy.accounting import Account, Event, mu_for
+from normec.privacy.hash_chain import Chain, read_chain
 
 from .faulty_network import DIMENSION, Quadratic
 from .hostile import HostileServer, zeros
@@ -194,6 +195,36 @@ def test_a_restored_party_of_a_secure_sum_has_its_memory(tmp_path: Path, since: 
         ended.append(run.run())
         run.close()
     assert torch.equal(*ended)
+
+
+def test_a_backup_in_the_middle_of_a_secure_sum_has_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The party writes a line to the record of the sum before each file that the backup takes.
+
+    A half-written file that was there a moment ago is in place by then.
+    """
+    rules, folder = policy(tmp_path), tmp_path / "state"
+    spend(folder, rules, 1)
+    record = folder / "sums" / "trial~0123456789abcdef" / "secure-sum.jsonl"
+    record.parent.mkdir(parents=True)
+    taken, half = tarfile.TarFile.add, record.with_name("secure-sum.jsonl.head.new")
+    with Chain(record) as chain:
+        chain.append({"event": "begun"})
+
+        def add(self: tarfile.TarFile, name: Path, *args: Any, **options: Any) -> None:
+            chain.append({"event": "keys", "attempt": len(read_chain(record).lines)})
+            half.touch()
+            if name == half:
+                half.unlink()
+            taken(self, name, *args, **options)
+
+        monkeypatch.setattr(tarfile.TarFile, "add", add)
+        back_up(folder, rules, tmp_path / "a.tgz")
+    written = read_chain(record).lines
+    shutil.rmtree(folder)
+    assert not restore(folder, rules, tmp_path / "a.tgz").charged
+    kept = read_chain(record).lines
+    assert 1 < len(kept) <= len(written)
+    assert kept == written[: len(kept)]
 
 
 def test_a_ledger_is_never_replaced(tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ from normec.gradients.choice import choose_engine
 from normec.gradients.engine import Block
 from normec.gradients.loop import LoopEngine
 from normec.gradients.precision import Precision, products
+from normec.gradients.record_clip import RecordClip
 from normec.gradients.recorded import RecordedEngine
-from normec.sampling.batches import Batches
+from normec.sampling.batches import Batches, PoissonBatches
 from normec.training import fused_update as update
 from normec.training.options import Options
 from normec.training.train import prepare, ready
@@ -59,7 +60,7 @@ from ..support.forms import form
 from ..support.runs import StopAt, same
 from ..training import graphed_round_checks
 from . import engine_checks, kernel_checks
-from .cases import BATCH, METHODS, engines, problem
+from .cases import BATCH, METHODS, engines, everything, problem
 from .nearness import near
 
 DEVICE = "cuda"
@@ -396,6 +397,19 @@ def check_models_that_are_not_recorded() -> None:
             near(run.x, train(of, NormEC(0.1, 0.3), compute=loop, **options, **QUIET).x, 1e-4, how)
 
 
+def check_clipped_batches_of_many_records() -> None:
+    """In a private run engines are compared on some of a client's records, in batches of these."""
+    made = models.build("cnn", (1, 8, 8), 4)
+    records = TensorDataset(torch.randn(6000, 1, 8, 8), torch.randint(4, (6000,)))
+    of = Problem(made.model, made.loss, [records]).to(torch.device(DEVICE))
+    assert of.sizes is not None
+    for batches in (PoissonBatches(of.sizes, 0.1, 0), Batches(of.sizes, 600, 0)):
+        with products("tf32"):
+            engine = choose_engine("shared", of, batches, 0, RecordClip(0.3), "tf32", private=True)
+            assert torch.isfinite(everything(engine, of).grads).all()
+        assert engine.name == "shared"
+
+
 def check_too_little_memory() -> None:
     """A real shortage: blocks shrink, and x, memories and every client's statistics are those of a run with room."""
     # Two rounds: in the third one a graph would be recorded, and say that it has no room.
@@ -473,6 +487,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         check_homes,
         check_own_methods,
         check_the_update_s_memory,
+        check_clipped_batches_of_many_records,
         check_too_little_memory,
         check_models_that_wait,
     )

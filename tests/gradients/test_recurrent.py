@@ -15,6 +15,7 @@ from normec.gradients.choice import choose_engine
 from normec.gradients.loop import LoopEngine, record_gradients
 from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared.engine import SharedEngine
+from normec.gradients.shared.operations import OperationModel
 from normec.gradients.shared.rules import ModuleModel
 from normec.gradients.shared.slots import NoRule
 from normec.problems.client_data import ResidentRecords
@@ -36,6 +37,21 @@ def test_gradients_are_the_loop_s_by_module(name: str) -> None:
     loop, shared = LoopEngine(of, batches, 1), SharedEngine(of, of.records, batches, 1, "float32", ModuleModel)
     for round, clients in ((0, None), (4, torch.tensor([0, 3, 4]))):
         assert apart(everything(shared, of, round, clients), everything(loop, of, round, clients)) < CLOSE
+
+
+def test_weights_under_vmap_are_not_joined_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have no memory of their own; on a GPU a layer that notices other weights joins them."""
+    of = problem(RECURRENT["lstm"])
+    assert isinstance(of.records, ResidentRecords)
+    loop, shared = LoopEngine(of, None, 1), SharedEngine(of, of.records, None, 1, rules=OperationModel)
+    expected = everything(loop, of)
+
+    def join(_: nn.RNNBase) -> None:
+        raise RuntimeError("Cannot access data pointer of Tensor that doesn't have storage")
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", join)
+    for _ in range(2):
+        assert apart(everything(shared, of), expected) < CLOSE
 
 
 @pytest.mark.slow

@@ -81,6 +81,12 @@ def check_tiled_convolution(device: str) -> None:
                 added = torch.randn(way.writes, device=device)
                 biased = convolve(source, weights, way, (expected.shape[2], expected.shape[3]), bias=added)
                 near(biased, expected + added[:, None, None], close, ("biased", *what))
+                rows = torch.stack([flat, *(torch.randn_like(flat) for _ in range(clients - 1))])
+                own, biases = pack(rows, table, dtype), torch.randn(clients, way.writes, device=device)
+                several = convolve(source, own, way, (expected.shape[2], expected.shape[3]), bias=biases)
+                parts = zip(source.chunk(clients), own, biases, strict=True)
+                each = [convolve(part, mine, way, tuple(expected.shape[2:]), bias=more) for part, mine, more in parts]
+                near(several, torch.cat(each).double(), close, ("weights of clients", *what))
                 with mock.patch.object(sweep, "_FILLED", 1):  # strips as long as on a device that is filled
                     assert torch.equal(convolve(source, weights, way, (expected.shape[2], expected.shape[3])), found)
             for few in (0, 2**31):  # tiles for clients of many pixels, and of few

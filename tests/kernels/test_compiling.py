@@ -39,6 +39,7 @@ NUMBERS = {
     "weight_stride",
     "bias_stride",
     "each",
+    "parts",
     *("B", "H", "OH", "OW", "CI", "CO", "SH", "SW", "PH", "PW", "DH", "DW", "KW", "TAPS"),
 }
 MOST_SHARED = 227 * 1024  # bytes of a block's shared memory on Hopper

@@ -19,6 +19,9 @@ from torch.nn import functional as F
 from torch.utils.data import Subset
 
 from normec import Clip21, Compute, FixedSize, Logging, Memory, NormEC, Problem, UsageError, train
+from normec.experiments import runs
+from normec.settings import make
+from normec.storage.checkpoint import save_tensors
 
 from ..support.runs import StopAt, data, problem, same, snapshot
 
@@ -194,6 +197,32 @@ def test_a_folder_in_use_by_another_process_is_refused(run: Path) -> None:
         refused(run, "another process writes to")
         other.kill()
     assert train(problem(), Clip21(0.3), out=run, **OPTIONS).finished  # its lock died with it
+
+
+@pytest.mark.parametrize("started_by", ["train", "the command line"])
+def test_a_folder_is_in_use_until_the_result_is_written(
+    started_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process would take the half-written model for that of a killed one, and remove it."""
+
+    def start() -> None:
+        if started_by == "train":
+            train(problem(), Clip21(0.3), out=tmp_path / "run", **OPTIONS)
+        else:
+            runs.execute(make({"rounds": 2, "clients": 4, "private": False}), tmp_path / "run")
+
+    tried = []
+
+    def meanwhile(tensors: dict[str, Any], path: Path) -> None:
+        with pytest.raises(UsageError, match="another process writes to"):
+            start()
+        tried.append(path)
+        save_tensors(tensors, path)
+
+    monkeypatch.setattr("normec.training.summary.save_tensors", meanwhile)
+    start()
+    assert len(tried) == 1
+    assert (tmp_path / "run" / "summary.json").exists()
 
 
 def test_a_refusal_lets_go_of_the_folder(run: Path) -> None:

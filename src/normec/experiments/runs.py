@@ -33,6 +33,7 @@ from ..training.callbacks import Callback
 from ..training.communicator import Communicator, SingleProcess
 from ..training.interleaved import run_to_end
 from ..training.loop import TrainingLoop
+from ..training.run import Run
 from ..training.saved_run import Result, read
 from ..training.summary import record_divergence, summarise, write_summary, write_tables
 from ..training.train import prepare, ready
@@ -90,23 +91,27 @@ def steps(
     loop = prepare(problem, method, build.training(config, folder, callbacks, communicator))
     used = settings_of(config, loop)
     loop.storage.settings = used
+    summary: dict[str, Any] = {}
+
+    def keep(run: Run) -> None:
+        communicator.on_rank_zero(lambda: write_tables(folder, run))
+        if schema is not None:
+            communicator.on_rank_zero(lambda: write_atomic(folder / SCHEMA, schema))
+        summary.update(summarise(run, used))
+        if summary["privacy"] is not None:
+            if problem.validation is not None:
+                summary["privacy"]["notes"] += (HELD_OUT,)
+            summary["privacy"]["notes"] += _notes_on_data(config)
+        if communicator.size > 1:
+            summary["ranks"] = communicator.size
+        communicator.on_rank_zero(lambda: write_summary(folder, summary))
+
     try:
-        run = yield from loop.steps(asked)
+        run = yield from loop.steps(asked, keep)
     except Diverged as error:
         if communicator.rank == 0:
             record_divergence(used, folder, error)
         raise
-    communicator.on_rank_zero(lambda: write_tables(folder, run))
-    if schema is not None:
-        communicator.on_rank_zero(lambda: write_atomic(folder / SCHEMA, schema))
-    summary = summarise(run, used)
-    if summary["privacy"] is not None:
-        if problem.validation is not None:
-            summary["privacy"]["notes"] += (HELD_OUT,)
-        summary["privacy"]["notes"] += _notes_on_data(config)
-    if communicator.size > 1:
-        summary["ranks"] = communicator.size
-    communicator.on_rank_zero(lambda: write_summary(folder, summary))
     return Result(folder, summary, run.history)
 
 

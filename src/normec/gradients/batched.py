@@ -19,7 +19,7 @@ from ..sampling.batches import Batches
 from .batch_feed import BatchFeed
 from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
-from .own_weights import RULES, OwnWeights
+from .own_weights import RULES, own_weights
 from .precision import Precision, autocast
 from .shared.slots import NoRule
 
@@ -108,6 +108,6 @@ class BatchedEngine(BlockEngine):
         gradient = grad_and_value(one, has_aux=True)
         dimensions = (None if shared else 0, 0, 0, 0)
         each = vmap(gradient, in_dims=dimensions, randomness="error")
-        with RefuseOwnVmapRules(NoRule, RULES), nullcontext() if shared else OwnWeights():
+        with RefuseOwnVmapRules(NoRule, RULES), nullcontext() if shared else own_weights():
             grads, (losses, after) = each(x, buffers, inputs, targets)
         return grads, (losses, after)

@@ -140,7 +140,8 @@ def choose_engine(
     def make(kind: Kind, of: Problem, precision: Precision) -> FastEngine:
         # The copy that engines are compared on in float64 stays uncompiled, to compile only once.
         compiling = of is problem or (of.x0.is_cuda and of.x0.dtype == problem.x0.dtype)
-        own = batches if batches is None or compiling or of.sizes is None else batches.of(of.sizes)
+        # The copy in a private run may have fewer records.
+        own = batches if batches is None or of is problem or of.sizes is None else batches.of(of.sizes)
         fast = _fast(kind, of, own, seed, record_clip, precision, private, compiling, local is not None, drawn)
         if local is None or steps is None:
             return fast

@@ -1,7 +1,8 @@
 """Layers under vmap in which every client has weights of its own, by kernels on a GPU.
 
 vmap makes a grouped convolution of the clients' convolutions, and a norm of many small operations; both take several
-times as long. Max pooling, which has no weights, is here because its kernels keep channels last.
+times as long. Max pooling, which has no weights, is here because its kernels keep channels last. What a model computes
+by `models.norm_relu` and `models.norm_relu_pool` is one kernel, as in the shared pass.
 """
 
 # mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"
@@ -10,6 +11,8 @@ times as long. Max pooling, which has no weights, is here because its kernels ke
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +23,9 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from .. import kernels
-from ..kernels import channels_last
+from ..kernels import channels_last, tiles
+from ..kernels.tiles import Tiles
+from ..models.fused_norms import fused_by
 from .precision import autocast_dtype
 from .shared.pooling import AdaptiveMaxPoolByKernel, MaxPoolByKernel, both
 
@@ -28,8 +33,15 @@ if TYPE_CHECKING:
     from ..kernels.own_convolution import Moves
 
 
-class OwnWeights(TorchFunctionMode):
-    """Computes layers by kernels where these suit them; active during the call of vmap over clients."""
+@contextmanager
+def own_weights() -> Iterator[None]:
+    """A context for the call of vmap over clients, in which kernels compute the layers that they suit."""
+    with fused_by(_after_norm), _Layers():
+        yield
+
+
+class _Layers(TorchFunctionMode):
+    """Computes layers by kernels where these suit them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, by_kernel = kwargs or {}, _BY_KERNEL.get(func)
@@ -61,7 +73,30 @@ def _group_norm(
 
     if not group_norm.fits(input.shape[1], num_groups):
         return None
-    found: Tensor = _GroupNorm.apply(input, weight, bias, num_groups, eps)[0]
+    found: Tensor = _GroupNorm.apply(input, None, weight, bias, num_groups, eps, False)[0]
+    return found
+
+
+def _after_norm(norm: nn.Module, x: Tensor, shortcut: Tensor | None, pool: nn.Module | None) -> Tensor | None:
+    """A GroupNorm with what follows it in one kernel: a shortcut and ReLU, or ReLU and 2×2 pooling."""
+    alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype and _suit(shortcut))
+    if type(norm) is not nn.GroupNorm or norm.weight is None or norm.bias is None or not alike:
+        return None
+    if not _suit(x, norm.weight, norm.bias):
+        return None
+    from ..kernels import group_norm, group_norm_pool
+
+    if not group_norm.fits(x.shape[1], norm.num_groups):
+        return None
+    scales = norm.weight, norm.bias, norm.num_groups, norm.eps
+    found: Tensor
+    if pool is None:
+        found = _GroupNorm.apply(x, shortcut, *scales, True)[0]
+        return found
+    squares = type(pool) is nn.MaxPool2d and MaxPoolByKernel.fits(x, pool) and group_norm_pool.fits(tuple(x.shape))
+    if not squares:
+        return None
+    found = _GroupNormPool.apply(x, *scales)[0]
     return found
 
 
@@ -128,19 +163,33 @@ class _Convolution(_Rule):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor | None, moves: Moves):
+        x, weight, bias = _by_client(info, in_dims, x, weight, bias)
+        kind = autocast_dtype(x)
+        if _tiled(kind, x, weight, moves):
+            from ..kernels.convolution import convolve, widened
+
+            stride, (outputs, inputs) = moves[0][0], weight.shape[1:3]
+            way, images = tiles.forward(inputs, outputs, stride), widened(x.flatten(0, 1), kind)
+            own_bias = None if bias is None else bias.contiguous()
+            size = tiles.size(images.shape[2:], stride)
+            return _apart(info, convolve(images, _packed(weight, way, kind), way, size, bias=own_bias)), 0
         from ..kernels.own_convolution import forward
 
-        x, weight, bias = _by_client(info, in_dims, x, weight, bias)
-        x = x.to(autocast_dtype(x))
-        return _apart(info, forward(_together(x), weight.to(x.dtype), bias, moves)), 0
+        return _apart(info, forward(_together(x.to(kind)), weight.to(kind), bias, moves)), 0
 
 
 class _ConvolutionInput(_Rule):
     @staticmethod
     def vmap(info: Any, in_dims: Any, g: Tensor, x: Tensor, weight: Tensor, moves: Moves):
+        g, x, weight = _by_client(info, in_dims, g, x, weight)
+        if _tiled(g.dtype, x, weight, moves):
+            from ..kernels.convolution import convolve
+
+            way = tiles.backward(weight.shape[2], weight.shape[1], moves[0][0])
+            found = convolve(_together(g), _packed(weight, way, g.dtype), way, tuple(x.shape[3:]))
+            return _apart(info, found).to(x.dtype), 0
         from ..kernels.own_convolution import input_gradient
 
-        g, x, weight = _by_client(info, in_dims, g, x, weight)
         found = input_gradient(_together(g), weight.to(g.dtype), moves, tuple(x.shape[3:]))
         return _apart(info, found).to(x.dtype), 0
 
@@ -148,16 +197,76 @@ class _ConvolutionInput(_Rule):
 class _ConvolutionWeight(_Rule):
     @staticmethod
     def vmap(info: Any, in_dims: Any, g: Tensor, x: Tensor, weight: Tensor, moves: Moves):
-        from ..kernels.weight_gradients import weight_gradients
+        from ..kernels.weight_gradients import of_tiles, weight_gradients
 
         g, x, weight = _by_client(info, in_dims, g, x, weight)
         rows = torch.empty(weight.shape, device=weight.device)
+        if _tiled(g.dtype, x, weight, moves):
+            from ..kernels.convolution import widened
+
+            of_tiles(widened(x.flatten(0, 1), g.dtype), _together(g), rows, moves[0][0])
+            return rows.to(weight.dtype), 0
         exact = not torch.backends.cudnn.allow_tf32
         weight_gradients(_together(x.to(g.dtype)), _together(g), rows, *map(list, moves), exact)
         return rows.to(weight.dtype), 0
 
 
 class _GroupNorm(_Rule):
+    """GroupNorm; with `relu` relu(norm(x) + shortcut), where the shortcut may be None."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        (x, shortcut, weight, bias, ctx.groups, _, ctx.relu), (y, mean, inverse) = inputs, output
+        ctx.mark_non_differentiable(mean, inverse)
+        ctx.save_for_backward(x, weight, bias, mean, inverse, *(() if shortcut is None else (y,)))
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor, *_: Any):
+        x, weight, bias, mean, inverse, *y = ctx.saved_tensors
+        found = _GroupNormGradient.apply(g, x, weight, bias, mean, inverse, y[0] if y else None, ctx.groups, ctx.relu)
+        data, by_weight, by_bias, *passed = found
+        return data, passed[0] if passed else None, by_weight, by_bias, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        x: Tensor,
+        shortcut: Tensor | None,
+        weight: Tensor,
+        bias: Tensor,
+        groups: int,
+        eps: float,
+        relu: bool,
+    ):
+        from ..kernels import group_norm
+
+        x, shortcut, weight, bias = _by_client(info, in_dims, x, shortcut, weight, bias)
+        after = None if shortcut is None else _together(shortcut)
+        found = group_norm.forward(_together(x), groups, weight.contiguous(), bias.contiguous(), eps, relu, after)
+        return tuple(_apart(info, one) for one in found), (0, 0, 0)
+
+
+class _GroupNormGradient(_Rule):
+    """The gradients of x, weight, bias and, if the output y is given, of the shortcut."""
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, *given: Any):
+        from ..kernels import group_norm
+
+        *tensors, groups, relu = given
+        g, x, weight, bias, mean, inverse, y = _by_client(info, in_dims, *tensors)
+        scales, moments = (weight.contiguous(), bias.contiguous()), (mean.flatten(0, 1), inverse.flatten(0, 1))
+        after = None if y is None else _together(y)
+        data, sums, passed = group_norm.backward(_together(g), _together(x), groups, *scales, *moments, relu, after)
+        images = (data,) if passed is None else (data, passed)
+        data, *others = (_apart(info, one) for one in images)
+        return (data, *_sums_by_client(sums, *scales), *others), (0,) * (2 + len(images))
+
+
+class _GroupNormPool(_Rule):
+    """GroupNorm, ReLU and 2×2 max pooling."""
+
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         (x, weight, bias, ctx.groups, _), (_, mean, inverse) = inputs, output
@@ -166,29 +275,27 @@ class _GroupNorm(_Rule):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor, *_: Any):
-        return *_GroupNormGradient.apply(g, *ctx.saved_tensors, ctx.groups), None, None
+        return *_GroupNormPoolGradient.apply(g, *ctx.saved_tensors, ctx.groups), None, None
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float):
-        from ..kernels import group_norm
+        from ..kernels import group_norm_pool
 
         x, weight, bias = _by_client(info, in_dims, x, weight, bias)
-        found = group_norm.forward(_together(x), groups, weight.contiguous(), bias.contiguous(), eps)
+        found = group_norm_pool.forward(_together(x), groups, weight.contiguous(), bias.contiguous(), eps)
         return tuple(_apart(info, one) for one in found), (0, 0, 0)
 
 
-class _GroupNormGradient(_Rule):
+class _GroupNormPoolGradient(_Rule):
     @staticmethod
     def vmap(info: Any, in_dims: Any, *given: Any):
-        from ..kernels import group_norm
+        from ..kernels import group_norm_pool
 
-        g, x, weight, bias, mean, inverse = _by_client(info, in_dims, *given[:-1])
-        mean, inverse = mean.flatten(0, 1), inverse.flatten(0, 1)
-        scales = weight.contiguous(), bias.contiguous()
-        data, sums, _ = group_norm.backward(_together(g), _together(x), given[-1], *scales, mean, inverse)
-        by_weight, by_bias = (torch.empty_like(one) for one in scales)
-        group_norm.by_client(sums, by_weight, by_bias)
-        return (_apart(info, data), by_weight, by_bias), (0, 0, 0)
+        *tensors, groups = given
+        g, x, weight, bias, mean, inverse = _by_client(info, in_dims, *tensors)
+        scales, moments = (weight.contiguous(), bias.contiguous()), (mean.flatten(0, 1), inverse.flatten(0, 1))
+        data, sums = group_norm_pool.backward(_together(g), _together(x), groups, *scales, *moments)
+        return (_apart(info, data), *_sums_by_client(sums, *scales)), (0, 0, 0)
 
 
 class _Pool(_Rule):
@@ -231,9 +338,41 @@ RULES: tuple[type, ...] = (
     _ConvolutionWeight,
     _GroupNorm,
     _GroupNormGradient,
+    _GroupNormPool,
+    _GroupNormPoolGradient,
     _Pool,
     _PoolGradient,
 )  # every function with a vmap rule, for `RefuseOwnVmapRules`
+
+
+def _tiled(kind: torch.dtype, x: Tensor, weight: Tensor, moves: Moves) -> bool:
+    """Whether the kernels of `kernels.convolution` suit a convolution of x with these weights of every client."""
+    (stride, padding, dilation), (_, outputs, inputs, *kernel) = moves, weight.shape
+    half = kind in (torch.bfloat16, torch.float16) and weight.dtype == torch.float32
+    if not half or max(outputs, inputs) > tiles.MOST or not tiles.suits(tuple(kernel), stride, padding, dilation):
+        return False
+    return stride[0] == stride[1] and x[:, :, 0].numel() * max(inputs, outputs, tiles.LEAST) < 2**31
+
+
+def _packed(weight: Tensor, way: Tiles, dtype: torch.dtype) -> Tensor:
+    """Return the weights of every client in the order of their kernel."""
+    from ..kernels.convolution import pack
+
+    return pack(weight.flatten(1), _table(way, weight.device), dtype)
+
+
+@cache
+def _table(way: Tiles, device: torch.device) -> Tensor:
+    return way.table(0).flatten().to(device)
+
+
+def _sums_by_client(sums: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the scales of every client, from those of single images."""
+    from ..kernels import group_norm
+
+    by_weight, by_bias = torch.empty_like(weight), torch.empty_like(bias)
+    group_norm.by_client(sums, by_weight, by_bias)
+    return by_weight, by_bias
 
 
 def _by_client(info: Any, in_dims: Any, *given: Tensor | None) -> Iterator[Any]:

@@ -1,7 +1,8 @@
 """3×3 convolutions of few channels in half precision: forward, and the gradient of the input, by one of two kernels.
 
-`tiles` describes the matrix product. cuDNN, which computes all other convolutions, is the definition. If a BatchNorm
-follows, the kernel also computes the moments that it needs, before it writes the images (see `Moments`).
+All images have the same weights, or every client has weights of its own. `tiles` describes the matrix product. cuDNN,
+which computes all other convolutions, is the definition. If a BatchNorm follows, the kernel also computes the moments
+that it needs, before it writes the images (see `Moments`).
 """
 
 # mypy: ignore-errors
@@ -23,26 +24,34 @@ _MANY = 512  # programs that are assumed to fill any device
 
 
 @triton.jit
-def _pack(x, table, packed, size, BLOCK: tl.constexpr):
-    """Copy the numbers of x to which the table points; −1 stands for zero."""
-    e = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _pack(x, table, packed, size, row, parts, BLOCK: tl.constexpr):
+    """Copy the numbers of x to which the table points, for every client; −1 stands for zero."""
+    client = (tl.program_id(0) // parts).to(tl.int64)
+    e = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
     at = tl.load(table + e, mask=e < size, other=-1)
-    value = tl.load(x + at, mask=at >= 0, other=0.0)
-    tl.store(packed + e, value.to(packed.dtype.element_ty), mask=e < size)
+    value = tl.load(x + client * row + at, mask=at >= 0, other=0.0)
+    tl.store(packed + client * size + e, value.to(packed.dtype.element_ty), mask=e < size)
 
 
 @triton.jit
 def _convolve(
-    source, weights, bias, out, moments, count,
+    source, weights, bias, out, moments, count, each, parts,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr, GH: tl.constexpr, GW: tl.constexpr,
     READS: tl.constexpr, LANES: tl.constexpr, WRITES: tl.constexpr, PADDED: tl.constexpr,
     TALL: tl.constexpr, WIDE: tl.constexpr, DOWN: tl.constexpr, RIGHT: tl.constexpr, OFFSET: tl.constexpr,
     ROWS: tl.constexpr, CHUNKS: tl.constexpr, CHUNK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BIAS: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Multiply the seen pixels of `BLOCK_M` tiles by `BLOCK_N` columns of the weights."""
-    m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # a tile
-    image, r, s = m // (GH * GW), m // GW % GH, m % GW
+    """Multiply the seen pixels of `BLOCK_M` tiles by `BLOCK_N` columns of the weights.
+
+    Every set of weights is for `each` images of `count` tiles, which `parts` programs share.
+    """
+    own, m = (
+        tl.program_id(0) // parts,
+        tl.program_id(0) % parts * BLOCK_M + tl.arange(0, BLOCK_M),
+    )  # weights, and a tile
+    image, r, s = own * each + m // (GH * GW), m // GW % GH, m % GW
+    weights += own.to(tl.int64) * (ROWS * CHUNKS * CHUNK * LANES * TALL * WIDE * PADDED)
     k = tl.arange(0, CHUNK * LANES)  # a seen pixel and channel
     u, i = k // LANES, k % LANES
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)  # a pixel of the tile and channel
@@ -63,16 +72,17 @@ def _convolve(
     inside = (m < count)[:, None] & (y < OH) & (z < OW) & (n % PADDED < WRITES)[None, :]
     at = ((image[:, None] * OH + y) * OW + z) * WRITES + (n % PADDED)[None, :]
     if BIAS:
-        found += tl.load(bias + n % PADDED, mask=n % PADDED < WRITES, other=0.0).to(tl.float32)[None, :]
+        added = tl.load(bias + own * WRITES + n % PADDED, mask=n % PADDED < WRITES, other=0.0)
+        found += added.to(tl.float32)[None, :]
     rounded = found.to(out.dtype.element_ty)
     tl.store(out + at, rounded, mask=inside)
     if MOMENTS:
         found = rounded.to(tl.float32)
         mean = tl.sum(found, 0) / BLOCK_M
         found -= mean[None, :]
-        own = moments + tl.program_id(0) * (2 * TALL * WIDE * PADDED) + n
-        tl.store(own, mean)
-        tl.store(own + TALL * WIDE * PADDED, tl.sum(found * found, 0))
+        to = moments + tl.program_id(0) * (2 * TALL * WIDE * PADDED) + n
+        tl.store(to, mean)
+        tl.store(to + TALL * WIDE * PADDED, tl.sum(found * found, 0))
 
 
 @triton.jit
@@ -96,9 +106,10 @@ class Moments:
 
 
 def pack(x: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return x at the indices in `table`, and zero where the index is −1."""
-    packed = x.new_empty(table.shape, dtype=dtype)
-    _pack[(triton.cdiv(len(table), 1024),)](x, table, packed, len(table), BLOCK=1024)
+    """Return x at the indices in `table`, and zero where the index is −1; x is flat, or has a row for every client."""
+    packed, parts = x.new_empty(*x.shape[:-1], len(table), dtype=dtype), triton.cdiv(len(table), 1024)
+    clients, row = (len(x), x.stride(0)) if x.ndim == 2 else (1, 0)
+    _pack[(clients * parts,)](x, table, packed, len(table), row, parts, BLOCK=1024)
     return packed
 
 
@@ -141,30 +152,36 @@ def convolve(
 ) -> Tensor:
     """Return the output images of this size, with channels last, and fill `moments`.
 
-    `source` must be `widened`, and the weights in the order of `Tiles.table`.
+    `source` must be `widened`, and the weights in the order of `Tiles.table`. If they have a row for every client, and
+    a bias as well, each row is for as many images, and no moments are computed.
     """
     images, seen = len(source), (source.shape[2], source.shape[3])
+    clients = len(weights) if weights.ndim == 2 else 1
+    each = images // clients
     out = blank((images, tiles.writes, *size), source)
     given = (source, weights, pointer(bias, source), out, out if moments is None else moments.values)
     asked = {"BIAS": bias is not None, "MOMENTS": moments is not None}
-    swept = sweep.settings(tiles, images, seen, size)
+    swept = sweep.settings(tiles, each, seen, size, clients)
     if swept is not None:
-        meta, grid, options = swept
-        sweep.sweep[grid](*given, images, **asked, **meta, **options)
+        meta, (parts, strips), options = swept
+        sweep.sweep[clients * parts, strips](*given, each, parts, **asked, **meta, **options)
         return out
-    meta, grid, options = settings(tiles, images, seen, size)
-    count = images * meta["GH"] * meta["GW"]
-    _convolve[grid](*given, count, **asked, **meta, **options)
+    meta, (parts, columns), options = settings(tiles, each, seen, size, clients)
+    count = each * meta["GH"] * meta["GW"]
+    _convolve[clients * parts, columns](*given, count, each, parts, **asked, **meta, **options)
     return out
 
 
 def settings(
-    tiles: Tiles, images: int, seen: tuple[int, int], size: tuple[int, int]
+    tiles: Tiles, images: int, seen: tuple[int, int], size: tuple[int, int], clients: int = 1
 ) -> tuple[dict[str, int], tuple[int, int], dict[str, int]]:
-    """Return the kernel's constants, grid and options, from sizes alone."""
+    """Return the kernel's constants, its grid for one set of weights, and its options, from sizes alone.
+
+    Each of `clients` sets of weights is for so many images.
+    """
     meta = geometry(tiles, seen, size)
     count = images * meta["GH"] * meta["GW"]
-    each, wide = _each(tiles, count), min(128, tiles.breadth)
+    each, wide = _each(tiles, clients * count), min(128, tiles.breadth)
     meta |= {"BLOCK_M": each, "BLOCK_N": wide}
     return meta, (triton.cdiv(count, each), triton.cdiv(tiles.breadth, wide)), {"num_warps": 4}
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from . import blank, scales
-from .group_norm import HELD, affine, by_group, over_groups
+from .group_norm import HELD, affine, by_group, images_each, over_groups
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def _later(value, best, chosen, scale, offset, KIND: tl.constexpr):
 
 @triton.jit
 def _forward(
-    x, y, weight, bias, mean_out, inverse_out, eps,
+    x, y, weight, bias, mean_out, inverse_out, each, eps,
     W: tl.constexpr, SQUARES: tl.constexpr, AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image, c = tl.program_id(0), tl.arange(0, C)
@@ -92,7 +92,7 @@ def _forward(
     inverse = 1.0 / tl.sqrt(square + eps)
     tl.store(mean_out + image * C + c, mean)
     tl.store(inverse_out + image * C + c, inverse)
-    scale, offset = affine(weight, bias, 0, c, C, AFFINE)
+    scale, offset = affine(weight, bias, image // each, c, C, AFFINE)
     # Norm, rounding and ReLU keep the order up to the sign of the scale, so only one number of four is normalised.
     sign = tl.where(inverse * scale < 0, -1.0, 1.0)[None, :]
     most = _larger(_larger(one * sign, two * sign), _larger(three * sign, four * sign)) * sign
@@ -119,14 +119,14 @@ def _chosen(
 
 @triton.jit
 def _backward(
-    g, x, dx, weight, bias, mean_in, inverse_in, sums,
+    g, x, dx, weight, bias, mean_in, inverse_in, sums, each,
     W: tl.constexpr, SQUARES: tl.constexpr, AFFINE: tl.constexpr, G: tl.constexpr, C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     image, c = tl.program_id(0), tl.arange(0, C)
     count = 4 * SQUARES * (C // G)
     mean = tl.load(mean_in + image * C + c)
     inverse = tl.load(inverse_in + image * C + c)
-    scale, offset = affine(weight, bias, 0, c, C, AFFINE)
+    scale, offset = affine(weight, bias, image // each, c, C, AFFINE)
     whole: tl.constexpr = SQUARES % BLOCK == 0
     totals, alongs = tl.zeros((BLOCK, C), tl.float32), tl.zeros((BLOCK, C), tl.float32)
     for start in range(0, SQUARES, BLOCK):
@@ -173,7 +173,7 @@ def forward(
     mean, inverse = x.new_empty(2, images, C, dtype=torch.float32)
     y = blank((images, C, H // 2, W // 2), x)
     _forward[(images,)](
-        x, y, *scales(weight, bias, x), mean, inverse, eps, W=W, SQUARES=H * W // 4,
+        x, y, *scales(weight, bias, x), mean, inverse, images_each(x, weight), eps, W=W, SQUARES=H * W // 4,
         AFFINE=weight is not None, G=groups, C=C, **_block(H * W // 4, C, "forward"),
     )  # fmt: skip
     return y, mean, inverse
@@ -186,7 +186,7 @@ def backward(
     images, C, H, W = x.shape
     sums, dx = x.new_empty(images, 2, C, dtype=torch.float32), torch.empty_like(x)
     _backward[(images,)](
-        g, x, dx, *scales(weight, bias, x), mean, inverse, sums, W=W, SQUARES=H * W // 4,
+        g, x, dx, *scales(weight, bias, x), mean, inverse, sums, images_each(x, weight), W=W, SQUARES=H * W // 4,
         AFFINE=weight is not None, G=groups, C=C, **_block(H * W // 4, C, "backward"),
     )  # fmt: skip
     return dx, sums

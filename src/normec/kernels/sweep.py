@@ -22,26 +22,33 @@ _FILLED = 150  # programs below which strips are made shorter, to fill the devic
 
 @triton.jit
 def sweep(
-    source, weights, bias, out, moments, images,
+    source, weights, bias, out, moments, each, parts,
     H: tl.constexpr, W: tl.constexpr, ACROSS: tl.constexpr, READS: tl.constexpr, LANES: tl.constexpr,
     WRITES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr, CHUNK: tl.constexpr,
     TILES: tl.constexpr, STRIP: tl.constexpr, BIAS: tl.constexpr, MOMENTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute `STRIP` rows of `TILES / ACROSS` images; `upper` and `lower` are output rows with incomplete sums."""
-    m = tl.arange(0, TILES)
-    image, s = tl.program_id(0) * (TILES // ACROSS) + m // ACROSS, m % ACROSS
+    """Compute `STRIP` rows of `TILES / ACROSS` images; `upper` and `lower` are output rows with incomplete sums.
+
+    Every set of weights is for `each` images, which `parts` programs share.
+    """
+    own, m = tl.program_id(0) // parts, tl.arange(0, TILES)
+    image, s = tl.program_id(0) % parts * (TILES // ACROSS) + m // ACROSS, m % ACROSS
+    real = image < each
+    image += own * each
     k = tl.arange(0, CHUNK * LANES)  # an input pixel of a row, and a channel
     u, i = k // LANES, k % LANES
     n = tl.arange(0, WIDE * PADDED)  # an output pixel of the tile, and a channel
     first = tl.program_id(1) * STRIP
     z = (s * WIDE - 1)[:, None] + u[None, :]
-    seen = (image < images)[:, None] & (z >= 0) & (z < W)
+    seen = real[:, None] & (z >= 0) & (z < W)
     if READS < LANES:
         seen = seen & (i < READS)[None, :]
     corner = (image * H * W)[:, None] * READS + z * READS + i[None, :]
     at = ((image * H * W + s * WIDE)[:, None] + (n // PADDED)[None, :]) * WRITES + (n % PADDED)[None, :]
-    own = (image < images)[:, None] & (n % PADDED < WRITES)[None, :]
-    weight = weights + k[:, None] * (WIDE * PADDED) + n[None, :]
+    written = real[:, None] & (n % PADDED < WRITES)[None, :]
+    weight = (
+        weights + own.to(tl.int64) * (3 * CHUNK * LANES * WIDE * PADDED) + k[:, None] * (WIDE * PADDED) + n[None, :]
+    )
     above, level, below = (
         tl.load(weight),
         tl.load(weight + CHUNK * LANES * WIDE * PADDED),
@@ -49,7 +56,7 @@ def sweep(
     )
     added = tl.zeros((WIDE * PADDED,), tl.float32)
     if BIAS:
-        added = tl.load(bias + n % PADDED, mask=n % PADDED < WRITES, other=0.0).to(tl.float32)
+        added = tl.load(bias + own * WRITES + n % PADDED, mask=n % PADDED < WRITES, other=0.0).to(tl.float32)
     upper = tl.zeros((TILES, WIDE * PADDED), tl.float32)
     lower = tl.zeros((TILES, WIDE * PADDED), tl.float32)
     total = tl.zeros((TILES, WIDE * PADDED), tl.float32)
@@ -61,7 +68,7 @@ def sweep(
         upper = tl.dot(value, level, lower)
         lower = tl.dot(value, above)
         rounded = (done + added[None, :]).to(out.dtype.element_ty)
-        tl.store(out + at + (y - 1) * (W * WRITES), rounded, mask=own & (step >= 2) & (y <= H))
+        tl.store(out + at + (y - 1) * (W * WRITES), rounded, mask=written & (step >= 2) & (y <= H))
         if MOMENTS:
             kept = tl.where(step >= 2, rounded.to(tl.float32), 0.0)
             total += kept
@@ -77,9 +84,12 @@ def sweep(
 
 
 def settings(
-    tiles: Tiles, images: int, seen: tuple[int, ...], size: tuple[int, int]
+    tiles: Tiles, images: int, seen: tuple[int, ...], size: tuple[int, int], clients: int = 1
 ) -> tuple[dict[str, int], tuple[int, int], dict[str, int]] | None:
-    """Return the kernel's constants, grid and options, from sizes alone; None if the kernel does not apply."""
+    """Return the kernel's constants, its grid for one set of weights, and its options, from sizes alone.
+
+    Each of `clients` sets of weights is for so many images. None if the kernel does not apply.
+    """
     across = size[1] // tiles.wide
     every = tiles.tall == 1 and tiles.step == (1, tiles.wide) and tuple(seen) == tuple(size)
     if (
@@ -91,7 +101,7 @@ def settings(
     ):
         return None
     groups, strip = triton.cdiv(images * across, _TILES), _STRIP
-    while strip > 2 and groups * triton.cdiv(size[0], strip) < _FILLED:
+    while strip > 2 and clients * groups * triton.cdiv(size[0], strip) < _FILLED:
         strip //= 2
     meta = {
         "H": size[0], "W": size[1], "ACROSS": across, "READS": tiles.pitch, "LANES": tiles.padded_reads,

@@ -148,12 +148,16 @@ class TrainingLoop:
         self.stopped: str | None = None
         self.clients: ClientTable = {}
 
-    def run(self) -> Run:
+    def run(self, keep: Callable[[Run], None] | None = None) -> Run:
         with Interrupt() as interrupt:
-            return run_to_end(self.steps(lambda: interrupt.asked))
+            return run_to_end(self.steps(lambda: interrupt.asked, keep))
 
-    def steps(self, asked: Callable[[], bool]) -> Generator[None, None, Run]:
-        """Yield after every round until the run ends or `asked` returns True; then close the run's files."""
+    def steps(self, asked: Callable[[], bool], keep: Callable[[Run], None] | None = None) -> Generator[None, None, Run]:
+        """Yield after every round until the run ends or `asked` returns True; then close the run's files.
+
+        `keep` writes the files about the result. Every rank calls it, while the run's folder is still locked: another
+        process that goes on with the run would remove half-written files, or write the same ones.
+        """
         try:
             threads = self.engine.threads
             torch.set_num_threads(threads)
@@ -163,7 +167,10 @@ class TrainingLoop:
                 yield
                 if torch.get_num_threads() != threads:  # another run or a callback changed it
                     torch.set_num_threads(threads)
-            return self._ended(state)
+            run = self._ended(state)
+            if keep is not None:
+                keep(run)
+            return run
         finally:
             if self.profile is not None:
                 self.profile.abandon()

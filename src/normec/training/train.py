@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -189,7 +190,7 @@ def train(
         loop = prepare(problem, method, options)
         with ready(compute.precision):
             try:
-                run = loop.run()
+                return loop.run(partial(_keep, loop.communicator))
             except Diverged as error:
                 if loop.storage.out is not None:
                     record_divergence(loop.storage.settings, loop.storage.out, error)
@@ -199,9 +200,11 @@ def train(
         if isinstance(problem, Problem) and not type(error).__module__.startswith("normec."):
             problem.refuse_misfit("the model or its loss", fetch=True)
         raise
-    communicator = loop.communicator
+
+
+def _keep(communicator: Communicator, run: Run) -> None:
+    """Write the files about a result. Collective."""
     communicator.on_rank_zero(lambda: keep_result(run, communicator.size))
-    return run
 
 
 def prepare(problem: Objective, method: Method | str, options: Options) -> TrainingLoop:

@@ -53,6 +53,7 @@ FACTS = "backup.json"
 _FORMAT = 2
 _LARGEST_FACTS = 2**16
 _LEFT_OUT = (".lock",)
+_HALF_WRITTEN = (".new", ".part")  # files that take the place of others when they are whole
 _NO_NOISE = 1e-9  # a noise multiplier
 _TIGHT = 1e-6  # how far above the budget the charge may go, relatively
 
@@ -96,12 +97,23 @@ def back_up(folder: Path, policy: Policy, archive: Path) -> Head:
                 note = Path(aside) / FACTS
                 note.write_text(json.dumps(facts) + "\n", encoding="utf-8")
                 whole.add(note, FACTS)
-                for inside in sorted(folder.rglob("*")):
-                    if inside.is_file() and not inside.is_symlink() and inside.name not in _LEFT_OUT:
+                for inside in sorted(folder.rglob("*"), key=_heads_first):
+                    if inside.name in _LEFT_OUT or inside.suffix in _HALF_WRITTEN:
+                        continue
+                    if inside.is_file() and not inside.is_symlink():
                         whole.add(inside, f"folder/{inside.relative_to(folder).as_posix()}", recursive=False)
 
         write_atomic(archive, write, private=True)
     return head
+
+
+def _heads_first(path: Path) -> tuple[bool, Path]:
+    """The order in which files are copied: a head before the lines that it counts.
+
+    A party that takes part in a secure sum writes to the record of the run while the backup is made. Lines that a head
+    does not count yet are kept; lines that it counts must not be missing.
+    """
+    return path.suffix != ".head", path
 
 
 def restore(folder: Path, policy: Policy, archive: Path, *, charge_lost: bool = False) -> Restored:

@@ -18,6 +18,7 @@ With clipping by record, vmap runs over records, and "client" means record in th
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import FunctionType
@@ -111,14 +112,17 @@ class OperationModel:
     ) -> tuple[Tensor, Buffers]:
         """Return the loss of one client, and the buffers that the model has assigned instead of changed in place."""
         before = [module._parameters[key] for module, key, _ in self._owners]
-        lists = [(m, m._flat_weights) for m in self.model.modules() if isinstance(m, nn.RNNBase)]
+        lists = [(m, m._flat_weights, m._flat_weight_refs) for m in self.model.modules() if isinstance(m, nn.RNNBase)]
         own = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
         known = {id(tensor): (tensor, slot) for tensor, slot in zip(parameters, self.sink.slots, strict=True)}
         try:
             for module, key, number in self._owners:
                 module._parameters[key] = parameters[number]  # type: ignore[assignment]
-            for recurrent, _ in lists:
-                recurrent._flat_weights = [recurrent._parameters[key] for key in recurrent._flat_weights_names]
+            for recurrent, _, _ in lists:
+                weights = [recurrent._parameters[key] for key in recurrent._flat_weights_names]
+                recurrent._flat_weights = weights
+                # Otherwise the layer would notice other weights, and on a GPU join them in memory, which they have not.
+                recurrent._flat_weight_refs = [None if one is None else weakref.ref(one) for one in weights]
             for name, value in buffers.items():
                 module, key = self._buffers[name]
                 module._buffers[key] = value
@@ -127,8 +131,8 @@ class OperationModel:
             after = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
             return loss, {n: value for n, value in after.items() if value is not None and value is not buffers[n]}
         finally:
-            for recurrent, weights in lists:
-                recurrent._flat_weights = weights
+            for recurrent, held, references in lists:
+                recurrent._flat_weights, recurrent._flat_weight_refs = held, references
             for (module, key, _), parameter in zip(self._owners, before, strict=True):
                 module._parameters[key] = parameter
             for name, buffer in own.items():
