@@ -296,6 +296,32 @@ def rounded_products() -> Iterator[None]:
         MKLDNN.matmul.fp32_precision = before
 
 
+def test_products_work_beside_settings_for_all_backends() -> None:
+    """PyTorch raised an error where `allow_tf32` was read after `torch.backends.fp32_precision` had been set."""
+    backends: Any = torch.backends
+    settings = [backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, MKLDNN.matmul]
+
+    def shown() -> list[str]:
+        return [setting.fp32_precision for setting in settings]
+
+    usual = shown()
+    try:
+        for general in ("tf32", "ieee", "bf16"):
+            backends.fp32_precision = general
+            before = shown()
+            for precision in ("float32", "tf32"):
+                with products(precision):
+                    assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+                    assert torch.backends.cudnn.allow_tf32 == (precision == "tf32")
+                    assert MKLDNN.matmul.fp32_precision in ("none", "ieee")
+                assert shown() == before
+    finally:
+        for setting, value in zip(settings, usual, strict=True):
+            setting.fp32_precision = value
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
 def test_a_cpu_adds_messages_and_records_up_without_rounding_their_factors() -> None:
     """`torch.set_float32_matmul_precision("medium")` made sums of messages half a per cent longer than their bound."""
     grads = torch.full((40, 2000), 1 + 2**-8 + 2**-9)

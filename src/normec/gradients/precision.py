@@ -31,6 +31,11 @@ def products(precision: Precision) -> Iterator[None]:
     A CPU never rounds them, whatever `torch.set_float32_matmul_precision` says: messages and the gradients of single
     records are added up by products, and what is added must be no longer than what was measured.
     """
+    with _consistent_settings():
+        yield from _products(precision)
+
+
+def _products(precision: Precision) -> Iterator[None]:
     matmul, tf32 = torch.backends.cuda.matmul, precision != "float32"
     before = matmul.allow_tf32
     on_cpu = [(kind, kind.fp32_precision) for kind in _rounding_kinds()]
@@ -45,6 +50,31 @@ def products(precision: Precision) -> Iterator[None]:
         for kind, usual in on_cpu:
             kind.fp32_precision = usual
         matmul.allow_tf32 = before
+
+
+@contextmanager
+def _consistent_settings() -> Iterator[None]:
+    """Let PyTorch show `allow_tf32`, which it refuses beside most values of `fp32_precision`."""
+    backends: Any = torch.backends
+    matmul, cudnn = backends.cuda.matmul, backends.cudnn
+    try:
+        consistent = getattr(backends, "fp32_precision", "none") == "none"
+        consistent = consistent and isinstance(matmul.allow_tf32, bool) and isinstance(cudnn.allow_tf32, bool)
+    except RuntimeError:
+        consistent = False
+    if consistent:
+        yield
+        return
+    kinds = [backends, matmul, cudnn.conv, cudnn.rnn]
+    before = [kind.fp32_precision for kind in kinds]
+    backends.fp32_precision, matmul.allow_tf32, cudnn.allow_tf32 = "none", False, True
+    try:
+        yield
+    finally:
+        matmul.fp32_precision = "none"  # that of all backends
+        for kind, usual in zip(kinds, before, strict=True):
+            if kind.fp32_precision != usual:
+                kind.fp32_precision = usual
 
 
 def _rounding_kinds() -> list[Any]:
