@@ -16,7 +16,7 @@ TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # Where there is none, as with torch for CPUs: its interpreter works with the NumPy of constraints.txt.
 TRITON := triton==3.8.0
 
-.PHONY: run reproduce test test-quick test-all test-kernels check docs clean
+.PHONY: run reproduce test test-quick test-all test-whole test-checks test-kernels check docs clean
 
 run: .venv/.ready-run
 	@echo "1. Private: 100 clients, (8, 1e-5) for each client against a server that sees sums; non-private for comparison;"
@@ -40,9 +40,15 @@ test: .venv/.ready-test
 test-quick: .venv/.ready-test
 	$(PYTEST) -m "not slow"
 
-test-all: check
+# Processes that wait, for a network or for the end of another, leave a core to the checks and the kernels.
+test-all: .venv/.ready-test
+	$(MAKE) --no-print-directory --jobs=2 test-whole test-checks
+
+test-whole: .venv/.ready-test
 	$(PYTEST)
-	$(MAKE) test-kernels
+
+test-checks: check
+	$(MAKE) --no-print-directory test-kernels
 
 test-kernels: .venv/.ready-test .venv/.ready-kernels
 	PYTHONPATH=.venv/kernels NORMEC_KERNELS=1 $(PYTEST) tests/kernels

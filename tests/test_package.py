@@ -72,7 +72,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target = tree / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((ROOT / name).read_bytes())
-    call([sys.executable, "-m", "build", "--outdir", folder / "dist", tree], folder)
+    # The environment of the tests was made with the same requirements of the build, in an environment of its own.
+    call([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", tree], folder)
     return folder / "dist"
 
 
@@ -86,7 +87,7 @@ def wheel(built: Path) -> Path:
 def python() -> Iterator[Path]:
     """An empty environment; on the disk, because torch is too large for a folder in memory."""
     with TemporaryDirectory() as folder:
-        call([sys.executable, "-m", "venv", Path(folder) / "venv"], Path(folder))
+        call([sys.executable, "-m", "venv", "--without-pip", Path(folder) / "venv"], Path(folder))
         yield Path(folder) / "venv" / "bin" / "python"
 
 
@@ -103,7 +104,7 @@ def call(command: list[str | Path], folder: Path, returns: int = 0) -> str:
 def install(python: Path, *what: str) -> None:
     # Compiling all of torch takes longer than the tests, which import a part of it.
     usual = ["--quiet", "--no-compile", "-c", ROOT / "constraints.txt"]
-    call([python, "-m", "pip", "install", *usual, *what], python.parent)
+    call([sys.executable, "-m", "pip", "--python", python, "install", *usual, *what], python.parent)
 
 
 @pytest.fixture(scope="module")

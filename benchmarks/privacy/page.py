@@ -655,8 +655,8 @@ def _published(held: Held) -> list[str]:
             found += [f"{reports} Nothing was run at this ε.", ""]
             continue
         found += [
-            f"{reports} These are the studies above at the same ε, with the same contenders and ranges of settings; "
-            "they show how far features that are not learned and a small network are from it:",
+            f"{reports} So this is no repetition: it shows how far the studies above are from it at the same ε, with "
+            "the same contenders and ranges of settings.",
             "",
             *to_markdown(_BESIDE, [one.row for one in rows]),
             "",

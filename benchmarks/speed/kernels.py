@@ -2,8 +2,9 @@
 
     python -m benchmarks.speed.kernels [SECONDS] [NETWORK | KIND …]
 
-The shapes are those of ResNet20 with ten clients of 32 images, or of CNNs with many small clients, in bfloat16. The
-result of every setting is compared with that of the current one, and a wrong result counts as infinitely slow.
+The shapes are those of ResNet20 or ResNet18 with ten clients of 32 images, or of CNNs with many small clients, in
+bfloat16. The result of every setting is compared with that of the current one, and a wrong result counts as infinitely
+slow.
 """
 
 from __future__ import annotations
@@ -112,6 +113,29 @@ def gradients(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls
     return mock.patch.object(weight_gradients, "settings", settings), calls
 
 
+def many_channels(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls]:
+    """Weight gradients; a setting is (output channels, columns and pixels per block, warps, stages)."""
+    inputs, outputs, stride, height, clients, records = layer
+    xs = images(clients * records, inputs, height)
+    gs = images(clients * records, outputs, tiles.size((height, height), stride)[0])
+    rows = torch.empty(clients, outputs, inputs, 3, 3, device="cuda")
+    usual = weight_gradients.blocks
+
+    def blocks(*given: Any) -> tuple[dict[str, int], dict[str, int]]:
+        if setting is None:
+            found: tuple[dict[str, int], dict[str, int]] = usual(*given)
+            return found
+        high, wide, deep, warps, stages = setting
+        return {"BLOCK_O": high, "BLOCK_N": wide, "BLOCK_K": deep}, {"num_warps": warps, "num_stages": stages}
+
+    def call(x: Tensor, g: Tensor) -> Tensor:
+        weight_gradients.weight_gradients(x, g, rows, [stride] * 2, [1, 1], [1, 1], exact=True)
+        return rows
+
+    calls: Calls = [lambda x=x, g=g: call(x, g) for x, g in zip(xs, gs, strict=True)]  # type: ignore[misc]
+    return mock.patch.object(weight_gradients, "blocks", blocks), calls
+
+
 def norms(layer: Layer, _: str, setting: Setting | None) -> tuple[Any, Calls]:
     """Forward and backward with shortcut and ReLU; a setting is (factor of the rows per block, programs, warps)."""
     channels, height, clients, records = layer[1], *layer[3:]
@@ -188,6 +212,14 @@ KINDS: dict[str, tuple[Callable[..., tuple[Any, Calls]], tuple[str, ...], list[S
             *itertools.product((1, 2), (32, 64), (264,), (4, 8), (3,)),
         ],
     ),
+    "many channels": (
+        many_channels,
+        ("",),
+        [
+            *itertools.product((64,), (64, 128), (64, 128), (4,), (2, 3, 4)),
+            *itertools.product((128,), (64, 128, 256), (32, 64), (4, 8), (3, 4)),
+        ],
+    ),
     "pooled norm": (pooled_norms, ("forward",), [(1, 16), (1, 32), (1, 64)]),
     "pooled norm back": (pooled_norms, ("backward",), list(itertools.product((1, 2, 4), (16, 32, 64)))),
     "norm": (norms, ("",), list(itertools.product((1, 2), (512, 2048), (4, 8)))),
@@ -229,6 +261,9 @@ def cells(names: Sequence[str] = ()) -> Iterator[tuple[str, Layer, str]]:
     for network, kind in itertools.product(networks, kinds):
         for layer, way in itertools.product(NETWORKS[network], KINDS[kind][1]):
             convolved = kind in ("sweep", "convolution")
+            tiled = convolved or kind == "weight gradients"
+            if (tiled or kind == "many channels") and tiled != (max(layer[:2]) <= tiles.MOST):
+                continue
             if normed.get(kind, network) != network or (convolved and is_swept(layer, way) != (kind == "sweep")):
                 continue
             if convolved and way == "backward" and layer[0] <= 3:  # the inputs of the first layer need no gradient

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..support.forks import Fork
+from ..support.forks import ROOT, Fork
 from ..support.runs import results
 from .command import completed, normec
 
@@ -65,55 +65,16 @@ def test_sigkill_at_random_instants(tmp_path: Path) -> None:
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 
 
-# Every flush to the disk and every rename is an instant at which a crash could split what belongs together:
-# kill the process at the N-th of them, then run the same command to its end.
-AT_THE_NTH = """
-import os, signal, sys
-from pathlib import Path
-from normec.cli.app import run
-
-def die_at(nth, arguments):
-    count = 0
-    def counted(call):
-        def wrapped(*args, **kwargs):
-            nonlocal count
-            count += 1
-            if count == nth:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **kwargs)
-        return wrapped
-    os.fsync, os.replace, os.unlink = counted(os.fsync), counted(os.replace), counted(os.unlink)
-    Path.replace, Path.unlink = counted(Path.replace), counted(Path.unlink)
-    return run(arguments)
-
-arguments = sys.argv[2:]
-if run(arguments + ["--out", "whole"]) != 0:  # it also makes the imports of functions
-    sys.exit("the run does not end")
-nth = 0
-while True:
-    nth += 1
-    child = os.fork()
-    if child == 0:
-        os._exit(die_at(nth, arguments + ["--out", f"nth-{nth}"]))
-    status = os.waitpid(child, 0)[1]
-    if os.WIFEXITED(status):
-        sys.exit(0 if os.WEXITSTATUS(status) == 0 else 1)
-    if run(arguments + ["--out", f"nth-{nth}"]) != 0:
-        sys.exit(f"could not go on after a kill at instant {nth}")
-    if nth >= int(sys.argv[1]):
-        sys.exit(0)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [[], ["--no-privacy", "--set", "sample_rate=0.6"]], ids=["private", "sampled"])
 def test_sigkill_at_every_disk_operation(words: list[str], tmp_path: Path) -> None:
     arguments = ["train", "--rounds", "2", "--clients", "5", "--seed", "0", "--quiet", *words]
     arguments += ["--set", "checkpoint_seconds=0.0"]
-    (tmp_path / "at_the_nth.py").write_text(AT_THE_NTH)
-    done = completed("at_the_nth.py", "200", *arguments, cwd=tmp_path)
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    done = completed("-m", "tests.cli.killing", str(folder), *arguments, cwd=ROOT)
     assert done.returncode == 0, done.stderr[-2000:]
-    runs = sorted(tmp_path.glob("nth-*"))
+    runs = [path for path in folder.iterdir() if path.is_dir()]
     assert len(runs) >= 20
     expected = results(tmp_path / "whole")
     assert expected.keys() >= {"config.toml", "metrics.jsonl", "summary.json", "checkpoint/latest.json"}

@@ -8,6 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..support.forks import ROOT, Fork
+from .forked_processes import living
+
 DIGITS = ("--data", "digits", "--parties", "2", "--rounds", "3")
 MARK = "NORMEC_TEST_RUN"  # in the environment of the command, from which all its processes inherit it
 
@@ -24,9 +27,14 @@ def started(out: Path, *more: str, data: Sequence[str] | None = DIGITS) -> subpr
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def forked(out: Path, *more: str, data: Sequence[str] | None = DIGITS) -> Fork:
+    """The same with all its processes forked, where a test is about what happens after they have begun."""
+    return Fork(["-m", "tests.federation_network.forked_command", *arguments(out, data), *more], ROOT)
+
+
 def running(out: Path) -> dict[int, str]:
     """The living processes of a run: number → command line."""
-    found, wanted = {}, f"{MARK}={out}".encode()
+    found, wanted = living(out / "federation" / "logs" / "forks"), f"{MARK}={out}".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             if wanted in (entry / "environ").read_bytes().split(b"\0"):

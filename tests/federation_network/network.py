@@ -29,7 +29,7 @@ from normec.federation.protocol.reconciliation import after_absence
 from normec.storage.history import History
 
 from ..support.waiting import wait_for
-from .forked_parties import ProcessesWithForkedParties
+from .forked_processes import ForkedProcesses
 
 PARTS = Path(__file__).with_name("parts")
 OWN_METHOD = Path(__file__).parents[1] / "federation" / "methods" / "my_method.py"
@@ -65,7 +65,7 @@ class NetworkFederation:
         os.environ["NORMEC_TEST_FOLDER"] = str(folder)  # for every process that is started from here
         self.federation = Federation(LocalOptions(folder / "app", folder / "home", PARTIES, {}))
         home, settings = self.federation.home, self.federation._environment()
-        self.federation.processes = ProcessesWithForkedParties(home / "logs", settings)
+        self.federation.processes = ForkedProcesses(home / "logs", settings, served=True)
 
     def __enter__(self) -> NetworkFederation:
         self.federation.__enter__()

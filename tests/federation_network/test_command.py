@@ -12,7 +12,7 @@ from normec import load
 from normec.cli.app import run
 
 from ..support.waiting import LIMIT, wait_for
-from .local_command import arguments, running, started
+from .local_command import arguments, forked, running, started
 
 pytestmark = pytest.mark.slow
 
@@ -41,7 +41,7 @@ def two_tables(tmp_path: Path) -> tuple[str, ...]:
 
 def test_ctrl_c_once_a_run_of_two_tables_is_over_leaves_it_finished(tmp_path: Path) -> None:
     """The server has written its summary, and the command has not noticed yet. Each party has read its own table."""
-    process, path = started(tmp_path / "run", data=two_tables(tmp_path)), tmp_path / "run" / "summary.json"
+    process, path = forked(tmp_path / "run", data=two_tables(tmp_path)), tmp_path / "run" / "summary.json"
     wait_for(lambda: path.exists() or process.poll() is not None, "the summary")
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=LIMIT)
@@ -54,9 +54,7 @@ def test_ctrl_c_once_a_run_of_two_tables_is_over_leaves_it_finished(tmp_path: Pa
 
 
 def test_a_run_that_diverged_says_so(tmp_path: Path) -> None:
-    process = started(
-        tmp_path / "run", "--parties", "1", "--no-privacy", "--set", "lr=1e42"
-    )  # past the largest float32
+    process = forked(tmp_path / "run", "--parties", "1", "--no-privacy", "--set", "lr=1e42")  # past the largest float32
     _, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 1, errors
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "diverged"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ..support.waiting import LIMIT, wait_for
-from .local_command import running, started
+from .local_command import forked, running
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ from .local_command import running, started
 )
 def test_a_death_is_said_and_nothing_is_left(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = started(out, "--rounds", "1000")
+    process = forked(out, "--rounds", "1000")
     rows = out / "metrics.jsonl"
     wait_for(lambda: (rows.exists() and b"\n" in rows.read_bytes()) or process.poll() is not None, "the first row")
     assert process.poll() is None, process.communicate()[1]

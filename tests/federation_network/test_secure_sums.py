@@ -17,7 +17,7 @@ from normec.federation.secure_sum.roster import Roster
 from normec.privacy.hash_chain import read_chain
 
 from ..support.waiting import LIMIT, wait_for
-from .local_command import running, started
+from .local_command import forked, running
 from .network import PARTIES, WITHOUT_NOISE, NetworkFederation
 
 pytestmark = pytest.mark.slow
@@ -109,7 +109,7 @@ def test_parties_with_different_rosters_are_named(network: NetworkFederation) ->
 
 def test_four_hospitals_are_the_example(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    process = started(out, data=None)
+    process = forked(out, data=None)
     printed, errors = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, errors
     found: dict[str, Any] = json.loads(printed)

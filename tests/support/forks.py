@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import runpy
+import shutil
 import signal
 import socket
 import subprocess
@@ -181,7 +182,7 @@ def _make_imports() -> None:
     os.close(shown)
     gc.collect()
     gc.freeze()  # else a collection in a child copies the pages of all objects
-    launch.subprocess = SimpleNamespace(Popen=Rank, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
+    launch.subprocess = SimpleNamespace(Popen=ForkedPopen, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
 
 
 def _run(words: Sequence[str]) -> None:
@@ -191,7 +192,7 @@ def _run(words: Sequence[str]) -> None:
         if list(words[:2]) == TORCHRUN:
             from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
-            subprocess_handler.Popen = Rank  # type: ignore[assignment,misc]
+            subprocess_handler.Popen = ForkedPopen  # type: ignore[assignment,misc]
         sys.argv = list(words[1:])
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
@@ -199,29 +200,41 @@ def _run(words: Sequence[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-class Rank:
-    """`subprocess.Popen` of a rank, for launchers. The name of its process is "rank" and its number."""
+class ForkedPopen:
+    """`subprocess.Popen` of a Python program, for launchers; its process is forked from the launcher's.
+
+    The words are those of a Python command line, or the name of an installed program that is one. The name of the
+    process of a rank is "rank" and its number.
+    """
 
     def __init__(
         self,
         args: Sequence[str],
         *,
-        env: Mapping[str, str],
+        env: Mapping[str, str] | None = None,
         stdout: int | IO[Any] | None = None,
-        stderr: IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
         **_: object,
     ) -> None:
+        self.args = list(args)
         self.returncode: int | None = None
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            os._exit(_exit_code(lambda: self._be(args, env, stdout, stderr)))
+            environment = dict(os.environ if env is None else env)
+            os._exit(_exit_code(lambda: self._be(self.args, environment, stdout, stderr)))
 
     @staticmethod
-    def _be(args: Sequence[str], env: Mapping[str, str], stdout: int | IO[Any] | None, stderr: IO[Any] | None) -> None:
+    def _be(
+        args: Sequence[str],
+        env: Mapping[str, str],
+        stdout: int | IO[Any] | None,
+        stderr: int | IO[Any] | None,
+    ) -> None:
         os.setsid()
-        LIBC.prctl(PR_SET_NAME, f"rank {env['RANK']}".encode(), 0, 0, 0)
+        if "RANK" in env:
+            LIBC.prctl(PR_SET_NAME, f"rank {env['RANK']}".encode(), 0, 0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGQUIT):
@@ -229,12 +242,15 @@ class Rank:
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         for number, target in ((1, stdout), (2, stderr)):
-            if target is not None:
+            if target == subprocess.STDOUT:
+                os.dup2(1, number)
+            elif target is not None:
                 os.dup2(nothing if isinstance(target, int) else target.fileno(), number)
         os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         os.environ.clear()
         os.environ.update(env)
-        _run([word for word in args[1:] if word != "-u"])
+        program = list(args[1:]) if args[0] == sys.executable else [str(shutil.which(args[0])), *args[1:]]
+        _run([word for word in program if word != "-u"])
 
     def poll(self) -> int | None:
         if self.returncode is None:
@@ -256,7 +272,7 @@ class Rank:
             ended = wait([handle], timeout)
             os.close(handle)
             if not ended:
-                raise subprocess.TimeoutExpired("rank", timeout or 0.0)
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         code = self.poll()
         assert code is not None
         return code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,12 @@ def read_embedded(name: str) -> tuple[Part, Part]:
     return (inputs[train], targets[train]), (inputs[test], targets[test])
 
 
+@lru_cache
 def _read_table(name: str) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
     """Return the values and the targets of all records, from scikit-learn's file if it is where it has always been.
 
-    Importing scikit-learn and what it imports of SciPy takes a second, half as long as importing torch.
+    Importing scikit-learn and what it imports of SciPy takes a second, half as long as importing torch. A file is read
+    once in a process, because a tiny run takes little longer than this; the arrays must not be changed.
     """
     package = find_spec("sklearn")
     for folder in (package.submodule_search_locations or ()) if package else ():

@@ -43,6 +43,7 @@ from ..errors import UsageError, at_least
 from ..gradients.engine import Block
 from ..privacy import Audit, Privacy, Setting, View, audit_releases, calibrate, release
 from ..privacy.mechanism import Mechanism, facts_of
+from ..privacy.noise import noise_source
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Buffers
 from ..storage.run_folder import RunStorage
@@ -142,11 +143,11 @@ def audit_method(
             ]
             seen = []
             for case, one in enumerate(scenario):
-                runs = []
+                runs, mechanism = [], _RecordingMechanism(per_message, fixed, method, setting, seed=0)
+                loop = _training_loop(one, mechanism, setting)
                 for trial in range(canary > 0, trials, 2):
-                    number = (2 * (seed * trials + trial) + case) * 2 + per_message
-                    mechanism = _RecordingMechanism(per_message, fixed, method, setting, seed=number)
-                    runs.append(_rows(_observe(one, mechanism, setting), mechanism))
+                    mechanism.begin_again((2 * (seed * trials + trial) + case) * 2 + per_message)
+                    runs.append(_rows(_observe(one, mechanism, loop), mechanism))
                     done += 1
                     progress(done)
                 seen.append(np.array(runs))
@@ -345,16 +346,25 @@ class _RecordingMechanism(Mechanism):
     """The mechanism under audit; with `per_message`, messages are made one by one, and each noisy message is stored."""
 
     def __init__(self, per_message: bool, *arguments: Any, **words: Any) -> None:
-        self._per_message = per_message
+        self.per_message = per_message
         self.seen: dict[int, Tensor] = {}
         self.whole = torch.zeros(0)
         super().__init__(*arguments, **words)
         # The engine of a scenario yields sums of clipped records; the loop need not clip them.
         self.privacy = replace(self.privacy, unit="client", record_clip=None, record_clip_by="record")
 
+    def begin_again(self, seed: int) -> None:
+        """Forget what was paid, for another run; seeded noise is that of `seed`."""
+        if self.simulated:
+            self._source = noise_source("seeded", seed)
+        self._attempts.clear()
+        self._cycles.clear()
+        self._made.clear()
+        self.take_account(())
+
     @property
     def takes_sums(self) -> bool:
-        return super().takes_sums and not self._per_message
+        return super().takes_sums and not self.per_message
 
     def received(self, whole: Tensor, like: Tensor) -> Tensor:
         self.whole = super().received(whole, like).clone()
@@ -366,9 +376,9 @@ class _RecordingMechanism(Mechanism):
         return sent
 
 
-def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setting) -> list[np.ndarray[Any, Any]]:
-    """Return what the observer sees of one run: the sum of each round, or its messages in the order of `by_role`."""
-    method, dimension, per_message = scenario.method, scenario.directions.shape[1], mechanism._per_message
+def _training_loop(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setting) -> TrainingLoop:
+    """Return the training loop of all runs of a scenario, each of which begins with a state of its own."""
+    dimension = scenario.directions.shape[1]
     problem = FunctionProblem([torch.sum] * setting.clients, torch.zeros(dimension, dtype=torch.float64))
     plan = Plan(
         lr=0.0,
@@ -385,15 +395,20 @@ def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, setting: Setti
         local=scenario.local,
         weights=scenario.weights,
     )
-    rounds = TrainingLoop(problem, method, plan, _ScenarioEngine(scenario), RunStorage(None, {}), 0.0, (), mechanism)
-    state = rounds.initial()
-    seen = []
-    for _ in range(setting.rounds):
+    engine, storage = _ScenarioEngine(scenario), RunStorage(None, {})
+    return TrainingLoop(problem, scenario.method, plan, engine, storage, 0.0, (), mechanism)
+
+
+def _observe(scenario: _Scenario, mechanism: _RecordingMechanism, loop: TrainingLoop) -> list[np.ndarray[Any, Any]]:
+    """Return what the observer sees of one run: the sum of each round, or its messages in the order of `by_role`."""
+    loop.storage.history.rows = []  # a row seeds torch's generators
+    state, seen = loop.initial(), []
+    for _ in range(loop.plan.rounds):
         mechanism.seen.clear()
-        rounds.step(state)
-        if per_message:
-            nothing = torch.zeros(method.message_length(dimension), dtype=torch.float64)
-            rows = torch.stack([mechanism.seen.get(client, nothing) for client in range(setting.clients)])
+        loop.step(state)
+        if mechanism.per_message:
+            nothing = torch.zeros(loop.method_steps.message_length, dtype=torch.float64)
+            rows = torch.stack([mechanism.seen.get(client, nothing) for client in range(scenario.clients)])
             seen += list(scenario.by_role(rows).numpy())
         else:
             seen.append(mechanism.whole.numpy())

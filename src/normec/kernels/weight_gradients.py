@@ -2,6 +2,10 @@
 
 Pixels are divided into spans, and a second kernel adds the sums of the spans in a fixed order, so the bits repeat.
 `of_tiles` is for 3×3 convolutions of few channels in half precision, `weight_gradients` for all others.
+
+Where TF32 is allowed, float32 inputs are first rounded to float16, which keeps as many bits as TF32 does: half as many
+bytes are read, and matrix units need not transpose. A power of two for each client makes its largest number about 2¹⁵,
+so that numbers down to 2⁻²⁹ of the largest keep all their bits.
 """
 
 # mypy: ignore-errors
@@ -9,10 +13,12 @@ Pixels are divided into spans, and a second kernel adds the sums of the spans in
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import pointer
 from .convolution import geometry
 from .tiles import Tiles, gathering, power
 
@@ -24,7 +30,7 @@ _PROGRAMS = 2 * 132  # that run at once on the GPU for which sizes were chosen; 
 @triton.jit
 def _weights(
     x, g, part, B, H, W, HO, WO, CI, CO, SH, SW, PH, PW, DH, DW, span, KW, TAPS,
-    SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute gᵀ · patches over a span of one client's output pixels, [CO, TAPS · CI]; x and g are channels last."""
     client, split = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
@@ -46,22 +52,15 @@ def _weights(
         inside = (y >= 0) & (y < H) & (z >= 0) & (z < W) & (p < end)[:, None] & (n < TAPS * CI)[None, :]
         slope = tl.load(own_g + p[:, None] * CO + o[None, :], mask=(p < end)[:, None] & (o < CO)[None, :], other=0.0)
         value = tl.load(own_x + row[:, None] + column[None, :], mask=inside, other=0.0)
-        if PRECISION == "split":  # float32 as two bfloat16 each: finer than TF32, and products that need no transposing
-            slope_high, value_high = slope.to(tl.bfloat16), value.to(tl.bfloat16)
-            slope_low = tl.trans((slope - slope_high.to(tl.float32)).to(tl.bfloat16))
-            value_low = (value - value_high.to(tl.float32)).to(tl.bfloat16)
-            slope_high = tl.trans(slope_high)
-            found = tl.dot(slope_low, value_high, found)
-            found = tl.dot(slope_high, value_low, found)
-            found = tl.dot(slope_high, value_high, found)
-        else:
-            found = tl.dot(tl.trans(slope), value, found, input_precision="ieee")
+        found = tl.dot(tl.trans(slope), value, found, input_precision="ieee")
     at = (tl.program_id(0).to(tl.int64) * CO + o[:, None]) * TAPS * CI + n[None, :]
     tl.store(part + at, found, mask=(o < CO)[:, None] & (n < TAPS * CI)[None, :])
 
 
 @triton.jit
-def _gather(part, rows, stride, CI, size, TAPS, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def _gather(
+    part, rows, exponents, stride, CI, size, TAPS, SPLITS: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
     """Sum the spans and put taps last, as the parameter has them; reads far apart are cheaper than such writes."""
     client = tl.program_id(0)
     e = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)  # (o, i, tap), where the spans have (o, tap, i)
@@ -69,36 +68,75 @@ def _gather(part, rows, stride, CI, size, TAPS, SPLITS: tl.constexpr, BLOCK: tl.
     spans = (client * SPLITS + tl.arange(0, SPLITS)).to(tl.int64)
     at = spans[:, None] * size + ((o * TAPS + tap) * CI + i)[None, :]
     total = tl.sum(tl.load(part + at, mask=(e < size)[None, :], other=0.0), 0)
+    if SCALED:  # in two steps, because the power of both together may not be a float32
+        first, second = tl.load(exponents + 2 * client), tl.load(exponents + 2 * client + 1)
+        total = total * tl.exp2(first) * tl.exp2(second)
     tl.store(rows + client.to(tl.int64) * stride + e, total, mask=e < size)
+
+
+@triton.jit
+def _round(x, out, exponents, each, parts, BLOCK: tl.constexpr):
+    """Write x, multiplied by a power of two for each client, in half precision."""
+    client = tl.program_id(0) // parts
+    e = tl.program_id(0) % parts * BLOCK + tl.arange(0, BLOCK)
+    at = client.to(tl.int64) * each + e
+    value = tl.load(x + at, mask=e < each, other=0.0) * tl.exp2(-tl.load(exponents + 2 * client))
+    tl.store(out + at, value.to(out.dtype.element_ty), mask=e < each)
+
+
+def rounded(x: Tensor, exponents: Tensor) -> Tensor:
+    """Return images in float16, those of each client multiplied by a power of two; write its exponent to `exponents`.
+
+    The exponents ``[clients]``, every second number of a table, are those of the powers that undo it.
+    """
+    clients, each = len(exponents), x.numel() // len(exponents)
+    most = torch.linalg.vector_norm(x.permute(0, 2, 3, 1).reshape(clients, each), torch.inf, dim=1)
+    exponents.copy_(torch.frexp(most).exponent.clamp(-100, 128) - 15)
+    out, parts = torch.empty_like(x, dtype=torch.float16), triton.cdiv(each, 2048)
+    _round[(clients * parts,)](x, out, exponents, each, parts, BLOCK=2048)
+    return out
 
 
 def weight_gradients(
     x: Tensor, g: Tensor, rows: Tensor, stride: list[int], padding: list[int], dilation: list[int], exact: bool
 ) -> None:
-    """Fill rows ``[clients, CO, CI, KH, KW]`` (rows contiguous, any distance apart) from channels-last x and g."""
+    """Fill rows ``[clients, CO, CI, KH, KW]`` (rows contiguous, any distance apart) from channels-last x and g.
+
+    `exact`: float32 inputs are not rounded.
+    """
     clients, CO, CI, KH, KW = rows.shape
+    exponents = None
+    if x.dtype == rows.dtype and not exact:
+        exponents = rows.new_empty(clients, 2)
+        x, g = rounded(x, exponents[:, 0]), rounded(g, exponents[:, 1])
     images, _, H, W = x.shape
     _, _, HO, WO = g.shape
     pixels = images // clients * HO * WO
     taps, size = KH * KW, CO * CI * KH * KW
-    block_o = min(64, max(16, triton.next_power_of_2(CO)))
-    block_n = min(64, max(16, triton.next_power_of_2(CI * taps)))
-    half = x.dtype != rows.dtype
-    block_k = 128 if half else 64
+    sizes, options = blocks(CO, CI * taps, x.dtype != rows.dtype)
+    block_o, block_n, block_k = (sizes[name] for name in ("BLOCK_O", "BLOCK_N", "BLOCK_K"))
     tiles = triton.cdiv(CI * taps, block_n) * triton.cdiv(CO, block_o)
     splits = 1
     while splits < 64 and clients * tiles * splits < 1024 and pixels > 4 * splits * block_k:
         splits *= 2
     span = triton.cdiv(triton.cdiv(pixels, splits), block_k) * block_k
     part = rows.new_empty(clients * splits, CO, taps * CI)
-    precision = "ieee" if exact or half else "split"  # half precisions multiply exactly as they are
     _weights[(clients * splits, triton.cdiv(CI * taps, block_n), triton.cdiv(CO, block_o))](
         x, g, part, images // clients, H, W, HO, WO, CI, CO, *stride, *padding, *dilation, span, KW, taps,
-        SPLITS=splits, BLOCK_K=block_k, BLOCK_O=block_o, BLOCK_N=block_n, PRECISION=precision,
-        num_warps=4, num_stages=2 if half else 3,
+        SPLITS=splits, **sizes, **options,
     )  # fmt: skip
     block = max(32, 2048 // splits)
-    _gather[(clients, triton.cdiv(size, block))](part, rows, rows.stride(0), CI, size, taps, SPLITS=splits, BLOCK=block)
+    _gather[(clients, triton.cdiv(size, block))](
+        part, rows, pointer(exponents, rows), rows.stride(0), CI, size, taps,
+        SPLITS=splits, SCALED=exponents is not None, BLOCK=block,
+    )  # fmt: skip
+
+
+def blocks(outputs: int, columns: int, half: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the first kernel's blocks and options, from the sizes of a weight gradient and the inputs' precision."""
+    block_o, block_n = (min(64, max(16, triton.next_power_of_2(size))) for size in (outputs, columns))
+    sizes = {"BLOCK_K": 128 if half else 64, "BLOCK_O": block_o, "BLOCK_N": block_n}
+    return sizes, {"num_warps": 4, "num_stages": 2 if half else 3}
 
 
 @triton.jit

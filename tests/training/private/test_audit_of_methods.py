@@ -216,9 +216,9 @@ def scale_sigma(factor: Callable[[Mechanism], float]) -> Callable[..., None]:
     return made_as(change)
 
 
-def few_seeds(self: Mechanism) -> None:
-    assert isinstance(self._source, SeededNoise)
-    self._source.seed %= 64
+def few_seeds(patch: pytest.MonkeyPatch) -> None:
+    real = SeededNoise.__init__
+    patch.setattr(SeededNoise, "__init__", lambda self, seed: real(self, seed % 64))
 
 
 def only_the_first_coordinate(_: Mechanism, noise: Tensor, *__: Any) -> Tensor:
@@ -491,7 +491,7 @@ BUGS: dict[str, tuple[Callable[..., None], Method, str, float, dict[str, Any]]] 
         8,
         {"local": LocalSteps(steps=3, lr=0.1)},
     ),
-    "few seeds": (made_as(few_seeds), NORMEC, "secure-sum", 1, {}),
+    "few seeds": (few_seeds, NORMEC, "secure-sum", 1, {}),
 }
 
 
