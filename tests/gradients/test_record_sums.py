@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -13,21 +16,26 @@ from torch.utils.data import TensorDataset
 
 from normec import DPSGD, Clip, Privacy, Problem, train
 from normec.gradients.choice import choose_engine
+from normec.gradients.engine import Block
+from normec.gradients.precision import products
 from normec.gradients.record_clip import RecordClip
 from normec.gradients.shared import convolution, record_sums
 from normec.gradients.shared import engine as engine_module
 from normec.gradients.shared.convolution import windows_of
 from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.operations import OperationModel
-from normec.gradients.shared.record_sums import product_squares
+from normec.gradients.shared.record_sums import Use, add_up, product_squares
 from normec.gradients.shared.slots import NoRule, ParameterSlot
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches, BatchSource, PoissonBatches
+from normec.training.fused_update import apply_fused
 
+from ..support.forms import form
 from .cases import CASES, CLASSES, Case, everything, problem
 from .structures import STRUCTURES
 
 CLOSE = 1e-10
+MKLDNN: Any = torch.backends.mkldnn
 CLIPS = {"clip": RecordClip(0.3), "auto by layer": RecordClip("auto", by_layer=True)}
 # BatchNorm mixes records; the other cases that are left out have the same layers as one that is here.
 MODELS: dict[str, Case] = STRUCTURES | {
@@ -337,3 +345,55 @@ def test_a_record_whose_positions_cancel_moves_the_sum_by_no_more_than_the_clip(
         extreme[3] = 0
         extreme[3, :, 0] = numbers * 1e10
         assert float((sums(extreme) - sums(usual)).norm()) * len(usual) <= 2 * clip.bound * (1 + 1e-3)
+
+
+@contextmanager
+def rounded_products() -> Iterator[None]:
+    """Some CPUs now round the factors of products to bfloat16."""
+    before = MKLDNN.matmul.fp32_precision
+    MKLDNN.matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        MKLDNN.matmul.fp32_precision = before
+
+
+def test_products_work_beside_settings_for_all_backends() -> None:
+    """PyTorch raised an error where `allow_tf32` was read after `torch.backends.fp32_precision` had been set."""
+    backends: Any = torch.backends
+    settings = [backends, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn, MKLDNN.matmul]
+
+    def shown() -> list[str]:
+        return [setting.fp32_precision for setting in settings]
+
+    usual = shown()
+    try:
+        for general in ("tf32", "ieee", "bf16"):
+            backends.fp32_precision = general
+            before = shown()
+            for precision in ("float32", "tf32"):
+                with products(precision):
+                    assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
+                    assert torch.backends.cudnn.allow_tf32 == (precision == "tf32")
+                    assert MKLDNN.matmul.fp32_precision in ("none", "ieee")
+                assert shown() == before
+    finally:
+        for setting, value in zip(settings, usual, strict=True):
+            setting.fp32_precision = value
+        torch.backends.cudnn.allow_tf32 = True
+        torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def test_a_cpu_adds_messages_and_records_up_without_rounding_their_factors() -> None:
+    """`torch.set_float32_matmul_precision("medium")` made sums of messages half a per cent longer than their bound."""
+    grads = torch.full((40, 2000), 1 + 2**-8 + 2**-9)
+    with rounded_products():
+        with products("tf32"):
+            assert MKLDNN.matmul.fp32_precision == "ieee"
+            sent = apply_fused(form(DPSGD(Clip(1.0))), Block.of(torch.arange(40), grads.clone(), grads[:, 0]), None, 0)
+            weights, use = torch.ones(1, 40), Use(grads[0].shape, lambda rows, g: rows.copy_(g), (grads,))
+            rows = torch.empty(1, 2000)
+            add_up({}, {"one": use.each(40, grads.dtype)}, lambda _: rows, RecordClip(1.0), weights, 1)
+        assert MKLDNN.matmul.fp32_precision == "bf16"
+    for total in (sent.total, rows[0]):
+        assert float(total.double().norm()) <= 40 * (1 + 1e-5)

@@ -18,8 +18,8 @@ from torch.utils.data import TensorDataset
 
 from normec import Compute, NormEC, Problem, train
 from normec.gradients.cuda_graphs import CudaGraphs
+from normec.gradients.own_code import has_own_code
 from normec.gradients.recorded import RecordedEngine, _attributes, _host_generators, may_run_side_by_side
-from normec.gradients.shared.rules import has_own_code
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches
 

@@ -297,6 +297,11 @@ def summed(outputs: Tensor, targets: Tensor) -> Tensor:
     return CE(outputs, targets, reduction="sum")
 
 
+def test_an_infinite_mean_is_not_taken_for_a_sum() -> None:
+    extreme = TensorDataset(torch.full((6, 3), 1e38), torch.zeros(6, 2))
+    assert n.Problem(nn.Linear(3, 2), nn.functional.mse_loss, [extreme]).clients == 1
+
+
 def test_losses_that_are_no_means_are_found_at_the_start() -> None:
     sets = [TensorDataset(torch.randn(6, 3), torch.arange(6) % 2)]
     for loss, message in (

@@ -21,6 +21,7 @@ from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
 from .own_weights import RULES, own_weights
 from .precision import Precision, autocast
+from .restored import UserState, forgetful, state_of
 from .shared.slots import NoRule
 
 _BLOCK_FLOATS = 2**22
@@ -41,9 +42,15 @@ class BatchedEngine(BlockEngine):
         precision: Precision = "tf32",
         *,
         local: bool = False,
+        private: bool = False,
     ) -> None:
-        """`local`: whether clients make local steps, at points of their own."""
+        """`local`: whether clients make local steps, at points of their own.
+
+        In a `private` run code of the user's own starts every block, and every local step, as it was before.
+        """
         self._problem, self._records, self._precision = problem, records, precision
+        self._augmented = forgetful(problem).augmented_by_client if private else problem.augmented_by_client
+        self._state = state_of(problem) if private else UserState()
         self._feed = BatchFeed(problem, records, batches, seed)
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
         most = _LOCAL_BLOCK_FLOATS.get(problem.x0.device.type, _BLOCK_FLOATS) if local else _BLOCK_FLOATS
@@ -81,10 +88,10 @@ class BatchedEngine(BlockEngine):
     ) -> tuple[Tensor, Tensor]:
         """Return losses and gradients at x, which is ``[d]`` for all clients or ``[c, d]``."""
         inputs, targets = self._records.inputs[numbers], self._records.targets[numbers]
-        inputs = self._problem.augmented_by_client(inputs, uniforms)
+        inputs = self._augmented(inputs, uniforms)
         own = {name: table[rows].clone() for name, table in buffers.items()}
-        self._problem.model.train()
-        with autocast(x.device, self._precision):
+        with self._state.restored(), autocast(x.device, self._precision):
+            self._problem.model.train()
             grads, (losses, after) = self._each(x, own, inputs, targets)
         for name, table in buffers.items():
             table[rows] = after[name]

@@ -76,7 +76,7 @@ def choose_engine(
     With `local` the engine yields updates by local steps, with the gradients of the engine of that name.
 
     With `private` the choice depends on types and sizes alone, never on the clients' data, and no code of the caller's
-    own sees the records of several clients together.
+    own sees the records of several clients together, or keeps anything of one client for another (`restored`).
 
     With `contained` clipped records are computed by the loop, in which the bits of one record's share do not depend on
     the others. In the other engines one record may change how the sum of the others is rounded, by a little that no
@@ -95,7 +95,7 @@ def choose_engine(
     one_of(ENGINES, engine=name)
     # The order of records decides about their masks, so these must be secret where records are protected.
     secret = record_clip is not None and contained
-    gradients = LoopEngine(problem, batches, seed, record_clip, precision, secret=secret)
+    gradients = LoopEngine(problem, batches, seed, record_clip, precision, secret=secret, private=private)
     steps = steps_of(local, problem, batches) if local is not None else None
     loop = LocalLoop(gradients, problem, local, steps) if local is not None and steps is not None else gradients
     if name == "loop":
@@ -184,7 +184,7 @@ def _fast(
     if not isinstance(records, ResidentRecords):
         raise TypeError("resident records stay resident in every precision")
     if kind == "linear":
-        return LinearEngine(problem, records, batches, record_clip)
+        return LinearEngine(problem, records, batches, record_clip, private=private)
     if kind in _SHARED:
         rules = ModuleModel if kind == "shared" else OperationModel
         return SharedEngine(problem, records, batches, seed, precision, rules, private=private, record_clip=record_clip)
@@ -199,9 +199,9 @@ def _fast(
         case "recorded":
             return RecordedEngine(problem, records, batches, seed, precision, private=private)
         case "batched":
-            return BatchedEngine(problem, records, batches, seed, precision, local=local)
+            return BatchedEngine(problem, records, batches, seed, precision, local=local, private=private)
         case _:
-            return CompiledEngine(problem, records, batches, seed, precision, compiling=compiling)
+            return CompiledEngine(problem, records, batches, seed, precision, compiling=compiling, private=private)
 
 
 def _share_in_a_batch(problem: Problem, batches: BatchSource | None) -> float:

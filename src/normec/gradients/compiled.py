@@ -16,6 +16,7 @@ from .batch_feed import BatchFeed
 from .engine import Block, BlockEngine
 from .model_copy import ModelCopy
 from .precision import Precision
+from .restored import forgetful
 
 _BLOCK_FLOATS = 2**24
 # Rough constants: float32 operations per second of a CPU, the seconds that compiling takes, and the share of time that
@@ -37,10 +38,11 @@ class CompiledEngine(BlockEngine):
         precision: Precision = "tf32",
         *,
         compiling: bool = True,
+        private: bool = False,
     ) -> None:
-        self._problem, self._seed = problem, seed
+        self._problem, self._seed = forgetful(problem) if private else problem, seed
         self._feed = BatchFeed(problem, records, batches, seed)
-        self._copy = ModelCopy(problem, records, precision)
+        self._copy = ModelCopy(problem, records, precision, private=private)
         if compiling:
             # Dropout must draw the same numbers as in the loop, not numbers of the compiler.
             self._copy.forward = torch.compile(self._copy.model, dynamic=False, options={"fallback_random": True})

@@ -28,6 +28,7 @@ from .engine import Block, BlockEngine, upload
 from .loop import RECORD_BLOCKS
 from .own_vmap_rules import RefuseOwnVmapRules
 from .record_clip import RecordClip
+from .restored import UserState, forgetful
 
 _BLOCK_FLOATS = 2**24
 _AHEAD = 2**18  # the most record numbers that are drawn ahead for a block of clients
@@ -55,9 +56,19 @@ class LinearEngine(BlockEngine):
     recordable = False
 
     def __init__(
-        self, problem: Problem, records: ResidentRecords, batches: BatchSource | None, clip: RecordClip | None
+        self,
+        problem: Problem,
+        records: ResidentRecords,
+        batches: BatchSource | None,
+        clip: RecordClip | None,
+        *,
+        private: bool = False,
     ) -> None:
+        """In a `private` run, and with a clip, code of the user's own starts every client as it was before."""
         self._problem, self._records, self._batches, self._clip = problem, records, batches, clip
+        alone = private or clip is not None
+        self._forgetful = forgetful(problem) if alone else problem
+        self._state = UserState(problem.transform, problem.penalty) if alone else UserState()
         self._sizes = records.sizes
         self._divisors = self._sizes.double() if batches is None else batches.expected
         self._binary = isinstance(problem.model, Logistic)
@@ -106,7 +117,7 @@ class LinearEngine(BlockEngine):
             chunks = self._everyone
         else:
             chunks = clients.split(self._block) if len(clients) else ()
-        value, slope = self._problem.penalised(x)
+        value, slope = self._forgetful.penalised(x)
         for chunk in chunks:
             padded = self._drawn(chunk, round, everyone=clients is None, full=full)
             losses, grads = self._gradients(x, padded)
@@ -137,7 +148,7 @@ class LinearEngine(BlockEngine):
         if type(penalty) is NonconvexPenalty:
             penalties, slopes = penalty.with_gradient(points)
         else:
-            with RefuseOwnVmapRules(UsageError):
+            with self._state.restored(), RefuseOwnVmapRules(UsageError):
                 slopes, penalties = vmap(grad_and_value(penalty))(points)
         return losses + penalties, grads.add_(slopes)
 
@@ -223,7 +234,8 @@ class LinearEngine(BlockEngine):
         with RefuseOwnVmapRules(UsageError) if self._clip is not None else nullcontext():
             for client, length in enumerate(lengths.tolist()):
                 if length:
-                    held[client, :length] = one(inputs[client, :length]).flatten(1)
+                    with self._state.restored():
+                        held[client, :length] = one(inputs[client, :length]).flatten(1)
         return held
 
     def _gradients(self, x: Tensor, batch: _Batch) -> tuple[Tensor, Tensor]:

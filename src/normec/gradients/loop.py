@@ -14,6 +14,7 @@ find these sizes. The shares are added up in float64.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from torch.utils._pytree import tree_map
 from ..errors import UsageError
 from ..problems.batch_form import Tree, alone, leaves_of, part_of, size_of
 from ..problems.client_data import synthetic
+from ..problems.functions import FunctionProblem
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..sampling.batches import BatchSource
@@ -31,6 +33,7 @@ from .engine import Block, BlockEngine
 from .own_vmap_rules import RefuseOwnVmapRules
 from .precision import Precision, autocast
 from .record_clip import RecordClip
+from .restored import UserState, forgetful, state_of
 from .shared.recurrent import RecurrentByStep
 
 _BLOCK_FLOATS = 2**24  # the most numbers in a block of gradients, 64 MiB in float32
@@ -55,15 +58,19 @@ class LoopEngine(BlockEngine):
         precision: Precision = "tf32",
         record_blocks: Sequence[int] | None = None,
         secret: bool = False,
+        private: bool = False,
     ) -> None:
         """`record_blocks`: sizes of blocks of records (default: those that `record_blocks` finds).
 
         `secret`: nobody may find out the random numbers of models, which follow from `seed`.
+
+        In a `private` run code of the user's own starts every client as it was before (`restored`).
         """
         if record_clip is not None:
             refuse_coupled_records(problem)
         self._problem, self._batches, self._seed, self._clip = problem, batches, seed, record_clip
-        self._record_blocks, self._secret = record_blocks, secret
+        self._record_blocks, self._secret, self._private = record_blocks, secret, private
+        self._states: dict[int, UserState] = {}  # of functions by client, and of other kinds of problems under 0
         self.precision: Precision = precision
         self.divisors = problem.sizes.double() if problem.sizes is not None else torch.ones(problem.clients)
         if batches is not None:
@@ -76,7 +83,8 @@ class LoopEngine(BlockEngine):
         batches = self._batches
         if batches is not None and problem.sizes is not None:
             batches = batches.of(problem.sizes)
-        return LoopEngine(problem, batches, self._seed, self._clip, precision, RECORD_BLOCKS[-1:])
+        blocks = RECORD_BLOCKS[-1:]
+        return LoopEngine(problem, batches, self._seed, self._clip, precision, blocks, private=self._private)
 
     @property
     def threads(self) -> int:
@@ -94,8 +102,22 @@ class LoopEngine(BlockEngine):
             grads = x.new_empty(len(chunk), len(x))
             losses = x.new_empty(len(chunk))
             for position, client in enumerate(chunk.tolist()):
-                losses[position], grads[position] = self._gradient(x, client, rows[position], buffers, round)
+                with self._state(client).restored() if self._private else nullcontext():
+                    losses[position], grads[position] = self._gradient(x, client, rows[position], buffers, round)
             yield Block.of(chunk, grads, losses)
+
+    def _state(self, client: int) -> UserState:
+        problem = self._problem
+        if isinstance(problem, Problem):
+            return state_of(problem)
+        if isinstance(problem, FunctionProblem):
+            if client not in self._states:
+                self._states[client] = UserState(problem.functions[client])
+            return self._states[client]
+        if not self._states:
+            called = [value for value in getattr(problem, "__dict__", {}).values() if callable(value)]
+            self._states[0] = UserState(*called, attributes_of=problem)
+        return self._states[0]
 
     def _gradient(
         self, x: Tensor, client: int, rows: Tensor | None, buffers: Buffers, round: int
@@ -150,7 +172,8 @@ def record_shares(
     # Indexing also copies the records to the start of a new piece of memory; kernels may depend on the alignment.
     count = size_of(inputs)
     positions = torch.arange(block, device=leaves_of(inputs)[0].device).clamp_max(count - 1)
-    grads, values = record_gradients(problem, x, part_of(inputs, positions), part_of(targets, positions))
+    with state_of(problem).restored():
+        grads, values = record_gradients(problem, x, part_of(inputs, positions), part_of(targets, positions))
     return clip(grads, problem.tensor_sizes)[:count], values[:count]
 
 
@@ -177,7 +200,7 @@ def clipped_gradient(
     some = rows is None or len(rows) > 0
     inputs, targets = problem.records.batch(client, rows) if some else (x.new_empty(0), x.new_empty(0))
     if some and isinstance(inputs, Tensor):  # an augmentation is for inputs in one tensor
-        inputs = problem.augmented_by_record(inputs, uniforms)
+        inputs = forgetful(problem).augmented_by_record(inputs, uniforms)
     total, losses = torch.zeros_like(x, dtype=torch.float64), x.new_zeros((), dtype=torch.float64)
     for start, size in _cover(size_of(inputs), blocks):
         part = slice(start, start + size)
@@ -258,11 +281,11 @@ def record_blocks(problem: Problem) -> tuple[int, ...]:
         for part in order.split(size):
             positions = part[torch.arange(size) % len(part)].to(x.device)
             seed_generators(0, x.device)  # the masks of dropout are the same at every position and in every block
-            grads.append(
-                record_gradients(problem, x, part_of(inputs, positions), part_of(targets, positions), "same")[0][
-                    : len(part)
-                ]
-            )
+            with state_of(problem).restored():
+                several, _ = record_gradients(
+                    problem, x, part_of(inputs, positions), part_of(targets, positions), "same"
+                )
+            grads.append(several[: len(part)])
         return torch.cat(grads)[order.argsort().to(x.device)]
 
     try:

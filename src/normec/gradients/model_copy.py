@@ -12,6 +12,7 @@ from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem, buffer_owner
 from .precision import Precision, autocast
+from .restored import UserState
 
 
 class ModelCopy:
@@ -21,13 +22,18 @@ class ModelCopy:
     parameters, so that the model is called without `functional_call`, and can be compiled or recorded.
     """
 
-    def __init__(self, problem: Problem, records: ResidentRecords, precision: Precision) -> None:
+    def __init__(
+        self, problem: Problem, records: ResidentRecords, precision: Precision, *, private: bool = False
+    ) -> None:
+        """In a `private` run code of the user's own starts every client as it was before (`restored`)."""
         self._problem, self._records, self._precision = problem, records, precision
         self.model = copy.deepcopy(problem.model)
         if records.inputs.ndim == 4:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.forward: Callable[[Tensor], Tensor] = self.model
         self._parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
+        parts = (self.model, problem.loss, problem.augment, problem.transform) if private else ()
+        self._state = UserState(*parts)
         self._buffer_owners = {name: buffer_owner(self.model, name) for name, _ in self.model.named_buffers()}
 
     @torch.no_grad()
@@ -44,6 +50,10 @@ class ModelCopy:
 
         The penalty is left out, because it is the same for every client.
         """
+        with self._state.restored():
+            return self._gradient(buffers, numbers, uniforms, grad)
+
+    def _gradient(self, buffers: Buffers, numbers: Tensor, uniforms: Tensor | None, grad: Tensor) -> Tensor:
         inputs, targets = self._records.inputs.index_select(0, numbers), self._records.targets[numbers]
         if self._problem.augment is not None and uniforms is not None:
             inputs = self._problem.augment(inputs, uniforms)

@@ -39,8 +39,9 @@ from .batch_feed import BatchFeed
 from .cuda_graphs import CudaGraphs
 from .engine import Block, BlockEngine, GradientTable, upload
 from .model_copy import ModelCopy
+from .own_code import has_own_code
 from .precision import Precision
-from .shared.rules import has_own_code
+from .restored import forgetful
 
 _BLOCK_FLOATS = 2**28  # numbers in a block of gradients
 _BLOCK_CLIENTS = 32  # clients in a recording
@@ -63,14 +64,17 @@ class RecordedEngine(BlockEngine):
         *,
         private: bool = False,
     ) -> None:
-        """In a `private` run, no two clients run a model of the user's own at the same time."""
-        self._problem, self._seed = problem, seed
+        """In a `private` run, no two clients run a model of the user's own at the same time.
+
+        It starts every client as it was before (`restored`).
+        """
+        self._problem, self._forgetful, self._seed = problem, forgetful(problem) if private else problem, seed
         self._feed = BatchFeed(problem, records, batches, seed)
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
         self._block = int(max(1, min(_BLOCK_CLIENTS, _BLOCK_FLOATS // len(problem.x0))) * typical)
         device = problem.x0.device
         streams = _STREAMS if device.type == "cuda" and may_run_side_by_side(problem, private) else 1
-        self._copies = [ModelCopy(problem, records, precision) for _ in range(streams)]
+        self._copies = [ModelCopy(problem, records, precision, private=private) for _ in range(streams)]
         self._streams = [torch.cuda.Stream(device) for _ in self._copies] if device.type == "cuda" else []
         self._generators = _Generators(device)
         self._graphs = _graphs() if device.type == "cuda" else None
@@ -174,7 +178,7 @@ class RecordedEngine(BlockEngine):
         if not isinstance(work.rows, slice):
             for name, table in work.buffers.items():
                 table[work.rows] = own[name]
-        base, slope = self._problem.penalised(work.x)
+        base, slope = self._forgetful.penalised(work.x)
         if slope is not None:
             work.grads.add_(slope)
         return losses + base

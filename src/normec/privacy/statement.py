@@ -61,6 +61,8 @@ def _number(name: str, value: Any) -> float:
 class Privacy:
     """The privacy guarantee of a run.
 
+    In a private run a model, a loss, a transform and an augmentation start every client with the attributes they had.
+
     Args:
         epsilon: The target ε. Give `sigma` instead to fix the noise; ε is then reported.
         delta: The target δ.

@@ -80,7 +80,7 @@ def refuse_wrong_mean(loss: Callable[[Any, Any], Tensor], outputs: Any, targets:
     with suppress(Exception), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyTorch's remark on shapes that differ, which is no refusal
         once, twice = loss(outputs, targets), loss(torch.cat([outputs, outputs]), torch.cat([targets, targets]))
-        sums = bool(torch.isclose(twice, 2 * once, rtol=1e-3) & (once.abs() > 1e-6))
+        sums = bool(torch.isclose(twice, 2 * once, rtol=1e-3) & (once.abs() > 1e-6) & once.isfinite())
         if outputs.shape != targets.shape and outputs.numel() == targets.numel():
             alone = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(len(outputs))]
             crossed = not torch.isclose(once, torch.stack(alone).mean(), rtol=1e-3, atol=1e-6)

@@ -13,7 +13,8 @@ Methods of the caller's own are compared on made-up gradients, and then run on c
 (`algorithms.method.Steps`), so that only state outside of the object can couple clients.
 
 What the checks cannot see: a coupling that starts later than the first few gradients, or only for certain clients,
-records or sizes; state outside the copied objects (a global, a closure, a file) that was set once before the check; the
+records or sizes (what a model, a loss or a transform keeps is undone after every client, see `gradients.restored`);
+state outside the copied objects (a global, a closure, a file) that was set once before the check; the
 data that an objective of the caller's own uses, if it is no `Problem`; and what a gradient engine, participation rule
 or callback of the caller's own does.
 """

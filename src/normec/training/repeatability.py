@@ -64,8 +64,9 @@ def machine_facts(device: torch.device) -> tuple[str, ...]:
     """
     versions = [__version__, torch.__version__, np.__version__, platform.python_version()]  # NumPy draws the noise
     how = [torch.backends.cpu.get_cpu_capability(), f"mkldnn {torch.backends.mkldnn.enabled}"]
-    for kind in ("matmul", "conv"):  # a CPU may round the inputs of products as well
-        how.append(f"{kind} {getattr(getattr(torch.backends.mkldnn, kind, None), 'fp32_precision', None)}")
+    for kind in ("matmul", "conv"):  # outside of `precision.products` a CPU may round the inputs of products as well
+        rounded = getattr(getattr(torch.backends.mkldnn, kind, None), "fp32_precision", None)
+        how.append(f"{kind} {'none' if rounded == 'ieee' else rounded}")
     how.append(f"subnormals {float(torch.tensor([1e-40]) * 1) != 0}")
     how.append(f"deterministic {torch.are_deterministic_algorithms_enabled()}")
     how += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_ARITHMETIC)]

@@ -175,7 +175,7 @@ class CompiledPass:
         from torch._subclasses.fake_tensor import FakeTensor
 
         graph = _traced(once, inputs)
-        if any(isinstance(held, FakeTensor) for held in _attributes(self._loss)):
+        if any(isinstance(held, FakeTensor) for held in _attributes(self._loss)) or _changes_constants(graph):
             raise NoRule(_UNTRACED)
         return graph
 
@@ -204,6 +204,21 @@ def _attributes(part: object) -> Iterator[object]:
     for one in part.modules() if isinstance(part, nn.Module) else [part]:
         for value in getattr(one, "__dict__", {}).values():
             yield from value if isinstance(value, list | tuple) else (value,)
+
+
+def _changes_constants(graph: Any) -> bool:
+    """Whether a graph writes to a tensor that is not made in it, such as one in an attribute, or to a view of one."""
+    kept = set()
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            kept.add(node)
+        schema = getattr(node.target, "_schema", None)
+        for argument, given in zip(schema.arguments if schema is not None else (), node.args, strict=False):
+            if argument.alias_info is not None and given in kept:
+                if argument.alias_info.is_write:
+                    return True
+                kept.add(node)
+    return False
 
 
 def _modes() -> tuple[type, ...]:

@@ -33,6 +33,7 @@ from ..engine import Block, BlockEngine, GradientTable, upload
 from ..loop import RECORD_BLOCKS
 from ..precision import Precision, autocast
 from ..record_clip import RecordClip
+from ..restored import UserState, forgetful, forgetful_part
 from .compiled import Compilation, CompiledPass
 from .inputs import InputCache, prepare_inputs
 from .operations import OperationModel
@@ -69,10 +70,18 @@ class SharedEngine(BlockEngine):
 
         By default the model has rules by module if every layer has one, and otherwise rules by operation; `rules`
         prescribes one of the two. In a `private` run, code of the user sees one client at a time, and with
-        `record_clip` one record. With `compilation`, rounds of the usual shapes run in a compiled pass.
+        `record_clip` one record, and keeps nothing of it (`restored`). With `compilation`, rounds of the usual shapes
+        run in a compiled pass.
         """
         self._problem, self._records, self._precision, self._clip = problem, records, precision, record_clip
-        self._model = _shared_model(problem, rules, private or record_clip is not None)
+        isolated = private or record_clip is not None
+        self._model = _shared_model(problem, rules, isolated)
+        self._state = UserState()
+        if isolated:
+            self._problem = forgetful(problem)
+            # Rules by module are for modules of PyTorch and this library, which keep nothing but buffers.
+            called = (self._model.model,) if isinstance(self._model, OperationModel) else ()
+            self._state = UserState(*called, problem.loss)
         self._sink = self._model.sink
         self._sink.by_record = record_clip is not None
         self._batches = batches
@@ -94,6 +103,8 @@ class SharedEngine(BlockEngine):
             # Cross entropy ignores records with target −100 and divides by the number of the others. In a private run,
             # one client's targets must not decide how the losses of other clients are computed.
             self._model.leaves_out = private or bool((records.targets == LEFT_OUT).any())
+            if isolated:
+                self._model.loss_alone = forgetful_part(problem.loss)
         self._everyone: tuple[Tensor, ...] | None = None
         # Of the blocks of all clients, by their first client: which records fill up a batch, and the weights of all.
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}
@@ -323,7 +334,12 @@ class SharedEngine(BlockEngine):
 
         `modes` are dispatch modes of PyTorch that may be active.
         """
-        with torch.enable_grad(), autocast(ready.device, self._precision), self._model.guard(modes):
+        with (
+            self._state.restored(),
+            torch.enable_grad(),
+            autocast(ready.device, self._precision),
+            self._model.guard(modes),
+        ):
             losses = self._model.losses(ready, targets)
             losses.sum().backward()
         self._model.collect()

@@ -50,14 +50,14 @@ class OperationModel:
 
         The backward pass does not run under vmap, so a hook in it would see the gradients of several clients.
         """
-        self._problem, self._model, self.sink = problem, copy.deepcopy(problem.model), GradientSink()
-        slots = parameter_slots(self._model, self.sink)
+        self._problem, self.model, self.sink = problem, copy.deepcopy(problem.model), GradientSink()
+        slots = parameter_slots(self.model, self.sink)
         numbers = {parameter: number for number, parameter in enumerate(slots)}
         # Of each use of a parameter: the module, the name in it and the number of the slot.
         self._owners: list[tuple[nn.Module, str, int]] = []
         if torch_modules._global_backward_hooks or torch_modules._global_backward_pre_hooks:
             raise NoRule("a global backward hook would see the gradients of several clients together")
-        for module in self._model.modules():
+        for module in self.model.modules():
             kind = type(module).__name__
             if module._backward_hooks or module._backward_pre_hooks:
                 raise NoRule(f"a backward hook of {kind} would see the gradients of several clients together")
@@ -69,7 +69,7 @@ class OperationModel:
                 Recurrence.of(module)  # raises `NoRule`
             held = module._parameters.items()
             self._owners += [(module, key, numbers[p]) for key, p in held if p is not None and p in numbers]
-        self._buffers = {name: buffer_owner(self._model, name) for name, _ in self._model.named_buffers()}
+        self._buffers = {name: buffer_owner(self.model, name) for name, _ in self.model.named_buffers()}
         self._tables: list[Tensor] = []
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class OperationModel:
         self._tables = [slot.value.detach().expand(clients, *slot.shape).requires_grad_() for slot in self.sink.slots]
         # A record alone has no statistics, so clipping by record leaves the model's own buffers in place.
         buffers: Buffers = {} if self.sink.by_record else self.sink.buffers
-        self._model.train()
+        self.model.train()
         try:
             each = vmap(self._one, randomness="error")
             losses, assigned = each(self._tables, buffers, inputs.unflatten(0, (clients, -1)), targets)
@@ -88,7 +88,7 @@ class OperationModel:
             drawn = "random" in str(error)
             reason = "the model draws random numbers client by client" if drawn else "vmap has no rule for the model"
             raise NoRule(reason) from error
-        for module in self._model.modules():
+        for module in self.model.modules():
             if any(map(is_batchedtensor, _attributes(module))):
                 raise NoRule(f"{type(module).__name__} keeps what it saw in an attribute")
         for name, values in assigned.items():
@@ -112,7 +112,7 @@ class OperationModel:
     ) -> tuple[Tensor, Buffers]:
         """Return the loss of one client, and the buffers that the model has assigned instead of changed in place."""
         before = [module._parameters[key] for module, key, _ in self._owners]
-        lists = [(m, m._flat_weights, m._flat_weight_refs) for m in self._model.modules() if isinstance(m, nn.RNNBase)]
+        lists = [(m, m._flat_weights, m._flat_weight_refs) for m in self.model.modules() if isinstance(m, nn.RNNBase)]
         own = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
         known = {id(tensor): (tensor, slot) for tensor, slot in zip(parameters, self.sink.slots, strict=True)}
         try:
@@ -127,7 +127,7 @@ class OperationModel:
                 module, key = self._buffers[name]
                 module._buffers[key] = value
             with OperationRules(self.sink, known):
-                loss = self._problem.loss(self._model(inputs), targets)
+                loss = self._problem.loss(self.model(inputs), targets)
             after = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
             return loss, {n: value for n, value in after.items() if value is not None and value is not buffers[n]}
         finally:

@@ -16,7 +16,6 @@ import copy
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from ...models import MLP, GroupNormCNN, ResNet20, SmallCNN, binary_loss, resnet
 from ...models.resnet import Shortcut
 from ...problems.problem import Problem
+from ..own_code import is_hooked
 from ..own_vmap_rules import RefuseOwnVmapRules
 from .convolution import ConvRows, Geometry, TiledConvRows
 from .layers import AffineRows, EmbeddingRows, GroupNormOnHost, LayerNormRows, LinearRows
@@ -73,6 +73,7 @@ class ModuleModel:
         for name, module in self.model.named_modules():
             _use_rule(module, f"{name}." if name else "", slots, self.sink)
         self._plain = problem.loss in (F.cross_entropy, binary_loss)
+        self.loss_alone = problem.loss  # of one client's outputs
         self.leaves_out = True  # whether targets may be those that cross entropy ignores
 
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
@@ -94,7 +95,7 @@ class ModuleModel:
         split = outputs.view(clients, -1, *outputs.shape[1:])
         if self.sink.by_record:
             return vmap(loss)(split, targets)
-        return torch.stack([loss(own, target) for own, target in zip(split, targets, strict=True)])
+        return torch.stack([self.loss_alone(own, target) for own, target in zip(split, targets, strict=True)])
 
     def guard(self, modes: Collection[type] = ()) -> AbstractContextManager[object]:
         """Return the context of the forward and backward pass, in which no code of the user sees several records."""
@@ -215,24 +216,17 @@ def _then_relu(
     """Return `models.norm_relu` computed by the norm's kernel, or None if the kernel does not apply."""
     fits = BatchNormRows.fits(x, sink.clients) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
     alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
-    if not fits or not alike or _hooked(module):
+    if not fits or not alike or is_hooked(module):
         return None
     return rule(module, slots, sink, name, x, shortcut, True)
 
 
 def _then_pool(module: nn.GroupNorm, slots: Slots, x: Tensor, pool: nn.Module) -> Tensor | None:
     """Return `models.norm_relu_pool` computed by one kernel, or None if the kernel does not apply."""
-    if _hooked(module) or _hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
+    if is_hooked(module) or is_hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
         return None
     weight, bias = _values(module, slots, "weight", "bias")
     return GroupNormPoolRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), module)
-
-
-def _hooked(module: Any) -> bool:
-    """Whether a module has hooks, which expect its own output."""
-    return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    )
 
 
 def _first(twice: tuple[Tensor, Tensor], by_kernel: bool = True) -> Tensor:
@@ -395,47 +389,11 @@ def refuse_foreign_code(problem: Problem) -> None:
         name = type(module).__name__
         if not _treats_records_independently(module):
             raise NoRule(f"{name} is not known to treat the records of a batch independently")
-        if _hooked(module) or any(callable(value) for value in vars(module).values()):
+        if is_hooked(module) or any(callable(value) for value in vars(module).values()):
             raise NoRule(f"a hook of {name} would see the records of several clients together")
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         if any(type(tensor) not in (nn.Parameter, nn.Buffer, Tensor) for tensor in own):
             raise NoRule(f"{name} holds a tensor of an unknown type")
-
-
-def has_own_code(part: Any) -> bool:
-    """Whether a model or a loss calls code that belongs neither to PyTorch nor to this library."""
-    if type(part) is partial:
-        return has_own_code(part.func)
-    if not isinstance(part, nn.Module):
-        return _is_foreign(part)
-    if torch_modules._has_any_global_hook():
-        return True
-    return any(
-        _is_foreign(module)
-        or _hooked(module)
-        or any(callable(value) and _is_foreign(value) for value in vars(module).values())
-        or any(_is_foreign(one) for one in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
-        for module in part.modules()
-    )
-
-
-def _is_foreign(thing: Any) -> bool:
-    """Whether a function, or a class of an object, belongs neither to PyTorch nor to this library."""
-    if isinstance(thing, _MADE_OF_OWN_CODE):
-        return True
-    if isinstance(thing, FunctionType):  # decorators copy the name of a module from one function to another
-        return any(map(_outside, (thing.__module__, thing.__globals__.get("__name__"))))
-    # A parametrization gives a module a class of PyTorch's below its own class.
-    named = [thing] if isinstance(thing, BuiltinFunctionType) else type(thing).__mro__[:-1]
-    return any(_outside(one.__module__) for one in named)
-
-
-# Classes of PyTorch whose objects are made of a function or a module of the user's own.
-_MADE_OF_OWN_CODE = (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch.fx.GraphModule)
-
-
-def _outside(module: object) -> bool:
-    return str(module).partition(".")[0] not in ("torch", __package__.partition(".")[0])
 
 
 def _treats_records_independently(module: Any) -> bool:

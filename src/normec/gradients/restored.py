@@ -1,0 +1,245 @@
+"""Keeps what code of the user's own saw of one client from the others, and of clipped records as well.
+
+A model, a loss or a transform may keep what it saw, and use it much later, when no check compares gradients any more.
+So in a private run whatever such code has kept while it computed a client, or a block of clipped records, is undone
+afterwards: it starts every client, and every local step, as it was between the rounds. vmap parts the clients and
+records within a block.
+
+What is restored: the attributes and buffers of models, losses, transforms, augmentations and penalties, and of the
+modules and functions that they call; what a function keeps in its closure, its default values and its attributes;
+lists, dicts and sets among all these, and tensors that were changed in place. Frozen parameters are not, because a run
+that changes them is refused. What stays changed are global variables, other objects that an attribute holds (NumPy
+arrays, meters), tensors that were changed through their `data`, data sets, and files.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from operator import is_
+from types import CellType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .own_code import has_own_code, module_has_own_code
+
+if TYPE_CHECKING:
+    from ..problems.problem import Problem
+
+_PARTS = ("model", "loss", "penalty", "augment", "transform")
+_CONTAINERS = (dict, list, deque, set)
+_SIMPLE = frozenset((bool, int, float, str, type(None)))  # types of values that cannot change
+_EMPTY: dict[Any, Any] = {}
+_OF_MODULES = frozenset(vars(nn.Module()))  # the attributes that every module has
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class UserState:
+    """What the code behind some parts of a problem can keep; nothing for code of PyTorch and of this library alone.
+
+    Modules and functions are looked up once: a model has the same ones in every round.
+    """
+
+    def __init__(self, *parts: object, attributes_of: object = None) -> None:
+        """`attributes_of`: an object of which only the attributes are restored, and not what is in them."""
+        self._modules: list[nn.Module] = []  # with code of the user's own
+        self._shallow: list[Any] = []  # dicts whose values are restored
+        self._deep: list[Any] = []  # dicts and lists that are restored with the containers and tensors in them
+        self._cells: list[CellType] = []
+        self._known: dict[int, object] = {}
+        self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}  # of tensors: a version, and a copy of it
+        if hasattr(attributes_of, "__dict__"):
+            self._shallow.append(vars(attributes_of))
+        for part in parts:
+            self._add(part)
+        if self:
+            self._walk()  # copies the tensors before anything traces or records a pass
+
+    def __bool__(self) -> bool:
+        return bool(self._shallow or self._deep)
+
+    def restored(self) -> AbstractContextManager[None]:
+        """Return a context that undoes at its end what the code has kept since its beginning."""
+        return self._restored() if self else nullcontext()
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        before, tensors = self._walk()
+        cells = [(cell, _contents(cell)) for cell in self._cells]
+        try:
+            yield
+        finally:
+            for cell, contents in cells:
+                if contents:
+                    cell.cell_contents = contents[0]
+                elif _contents(cell):
+                    del cell.cell_contents
+            for now, held in before:
+                _restore(now, held)
+            for tensor in tensors:
+                self._restore_tensor(tensor)
+
+    def _add(self, part: Any) -> None:
+        """Look up what a part can keep, and the modules and functions that it calls."""
+        if isinstance(part, MethodType):
+            part = part.__self__
+        if id(part) in self._known or isinstance(part, type) or not has_own_code(part):
+            return
+        if isinstance(part, nn.Module):
+            for module in part.modules():
+                self._add_module(module)
+            return
+        self._known[id(part)] = part
+        if isinstance(part, partial):
+            self._add(part.func)
+            self._add_contents([*part.args, part.keywords])
+        if isinstance(part, FunctionType):
+            self._cells += part.__closure__ or ()
+            self._add_contents([one for cell in part.__closure__ or () for one in _contents(cell)])
+            self._add_contents([*(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values()])
+        if hasattr(part, "__dict__"):
+            self._add_contents(vars(part))
+
+    def _add_module(self, module: nn.Module) -> None:
+        if id(module) in self._known:
+            return
+        self._known[id(module)] = module
+        self._shallow += vars(module), module._buffers, module._modules  # other modules may assign them as well
+        if module_has_own_code(module):
+            hooks = [getattr(module, name) for name in _HOOKS]
+            self._modules.append(module)
+            self._shallow += hooks
+            self._look_up([vars(module), *hooks])
+
+    def _add_contents(self, held: Any) -> None:
+        self._deep.append(held)
+        self._look_up(held)
+
+    def _look_up(self, held: Any) -> None:
+        """Add the modules and functions in a container."""
+        stack = [held]
+        while stack:
+            for value in _values(stack.pop()):
+                if isinstance(value, list | tuple | dict) and id(value) not in self._known:
+                    self._known[id(value)] = value
+                    stack.append(value)
+                elif callable(value) and not isinstance(value, MethodType):
+                    self._add(value)
+
+    def _walk(self) -> tuple[list[tuple[Any, Any]], list[Tensor]]:
+        """Return the containers with copies of their contents, and the tensors, each copied once for its version."""
+        before = [(held, dict(held) if held else _EMPTY) for held in self._shallow]
+        copies: dict[int, tuple[Tensor, int, Tensor]] = {}
+        stack, seen = list(self._deep), set(map(id, self._deep))
+        stack.append(tuple(one for cell in self._cells for one in _contents(cell)))
+        for module in self._modules:
+            stack.append(tuple(value for name, value in vars(module).items() if name not in _OF_MODULES))
+            stack.append(tuple(module._buffers.values()))
+        while stack:
+            container = stack.pop()
+            if not isinstance(container, tuple):
+                before.append((container, _copied(container) if container else _EMPTY))
+            for value in _values(container) if container else ():
+                if type(value) in _SIMPLE:
+                    continue
+                if isinstance(value, Tensor):
+                    if not isinstance(value, nn.Parameter) and not value.is_inference():
+                        copies[id(value)] = self._copy_of(value)
+                elif isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in seen:
+                    seen.add(id(value))
+                    stack.append(value)
+        self._copies = copies
+        return before, [tensor for tensor, _, _ in copies.values()]
+
+    def _copy_of(self, tensor: Tensor) -> tuple[Tensor, int, Tensor]:
+        known = self._copies.get(id(tensor))
+        if known is not None and known[1] == tensor._version:
+            return known
+        with _disable_current_modes(), torch.no_grad():
+            return tensor, tensor._version, tensor.clone()
+
+    def _restore_tensor(self, tensor: Tensor) -> None:
+        _, version, copied = self._copies[id(tensor)]
+        if tensor._version == version:
+            return
+        with _disable_current_modes(), torch.no_grad():
+            if tensor.grad_fn is not None and not tensor._is_view():
+                tensor.detach_()
+            tensor.copy_(copied)
+        self._copies[id(tensor)] = tensor, tensor._version, copied
+
+
+_states: WeakKeyDictionary[Problem, tuple[tuple[object, ...], UserState]] = WeakKeyDictionary()
+
+
+def state_of(problem: Problem) -> UserState:
+    """Return what the code of a problem can keep, which is looked up once."""
+    parts = (*(getattr(problem, name) for name in _PARTS), problem.form.collate)
+    known = _states.get(problem)
+    if known is None or not all(map(is_, known[0], parts)):
+        subclass = problem if has_own_code(problem) else None
+        known = _states[problem] = parts, UserState(*parts, attributes_of=subclass)
+    return known[1]
+
+
+def forgetful(problem: Problem) -> Problem:
+    """Return the problem with an augmentation, a transform and a penalty that keep nothing between two calls."""
+    found = copy.copy(problem)
+    for name in ("augment", "transform", "penalty"):
+        setattr(found, name, forgetful_part(getattr(problem, name)))
+    return found
+
+
+def forgetful_part(part: Any) -> Any:
+    """Return a function that keeps nothing from one call to the next; the part itself if it cannot keep anything."""
+    state = UserState(part)
+    return _Forgetful(part, state) if state else part
+
+
+class _Forgetful:
+    def __init__(self, part: Any, state: UserState) -> None:
+        self._part, self._state, self.draws = part, state, getattr(part, "draws", 0)
+
+    def __call__(self, *given: Tensor) -> Tensor:
+        with self._state.restored():
+            found: Tensor = self._part(*given)
+        return found
+
+
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    """The one object in a variable of a closure; none if nothing is assigned to it yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
+
+
+def _values(container: Any) -> Iterable[Any]:
+    return list(container.values()) if isinstance(container, dict) else container
+
+
+def _copied(container: Any) -> Any:
+    if isinstance(container, dict):
+        return dict(container)
+    return set(container) if isinstance(container, set) else list(container)
+
+
+def _restore(now: Any, held: Any) -> None:
+    """Give a container the contents that it held."""
+    if not now and not held:
+        return
+    if isinstance(now, dict):
+        same = len(now) == len(held) and all(map(is_, now, held)) and all(map(is_, now.values(), held.values()))
+    else:
+        same = not isinstance(now, set) and len(now) == len(held) and all(map(is_, now, held))
+    if same:
+        return
+    now.clear()
+    now.extend(held) if isinstance(now, list | deque) else now.update(held)

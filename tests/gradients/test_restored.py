@@ -1,0 +1,430 @@
+"""What code of the user's own saw of some clients or clipped records never reaches the gradient of another."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
+
+from normec import Compute, LocalSteps, Privacy, Problem, models, train
+from normec.data.augment import Normalize
+from normec.gradients.batched import BatchedEngine
+from normec.gradients.choice import choose_engine
+from normec.gradients.compiled import CompiledEngine
+from normec.gradients.engine import Engine
+from normec.gradients.linear import LinearEngine
+from normec.gradients.local_steps import LocalEngine, steps_of
+from normec.gradients.loop import LoopEngine
+from normec.gradients.record_clip import RecordClip
+from normec.gradients.recorded import RecordedEngine
+from normec.gradients.restored import UserState, forgetful_part
+from normec.gradients.shared.compiled import Compilation
+from normec.gradients.shared.engine import SharedEngine
+from normec.gradients.shared.slots import NoRule
+from normec.problems.client_data import ResidentRecords
+from normec.sampling.batches import Batches, BatchSource
+
+LATE = 5  # calls after which a part uses what it kept
+CLIP, CLIENTS, RECORDS, BATCH, ROUNDS = RecordClip(1.0), 3, 8, 4, 7
+
+
+class Kept:
+    """A running mean of what was seen, from which nothing is taken before many calls."""
+
+    def __init__(self) -> None:
+        self.mean: Any = torch.zeros(())
+        self.calls = 0
+
+    def late(self, seen: Tensor) -> Tensor:
+        before, self.calls = self.mean, self.calls + 1
+        self.mean = 0.5 * before + 0.5 * seen.detach().mean(0)
+        return before if self.calls > LATE else torch.zeros(())
+
+    def bowl(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return (x * self.calls).square().sum()
+
+
+class InBuffers(nn.Linear):
+    mean: Tensor
+    calls: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, input: Tensor) -> Tensor:
+        before = torch.where(self.calls >= LATE, self.mean, 0)
+        self.calls, self.mean = self.calls + 1, 0.5 * self.mean + 0.5 * input.detach().mean(0)
+        return super().forward(input - before)
+
+
+class InAttributes(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.kept = deque([torch.zeros(4)], maxlen=1)
+        self.calls = 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        before, self.calls = self.kept[0], self.calls + 1
+        self.kept.append(input.detach().mean(0))
+        return super().forward(input - before if self.calls > LATE else input)
+
+
+class Loss(Kept):
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs - self.late(outputs), targets)
+
+
+class Transform(Kept):
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return inputs - self.late(inputs)
+
+
+class Augmentation(Kept):
+    draws = 1
+
+    def __call__(self, inputs: Tensor, uniforms: Tensor) -> Tensor:
+        return inputs - self.late(inputs) + uniforms
+
+
+def problem(part: str, change: bool) -> Problem:
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(CLIENTS, RECORDS, 4, generator=draw)
+    targets = torch.randint(0, 3, (CLIENTS, RECORDS), generator=draw)
+    if change:
+        inputs[0, 3] = 1e4
+    torch.manual_seed(0)
+    model = {"buffers": InBuffers, "attributes": InAttributes}.get(part, partial(nn.Linear, 4, 3))()
+    return Problem(
+        model,
+        Loss() if part == "loss" else F.cross_entropy,
+        [TensorDataset(*pair) for pair in zip(inputs, targets, strict=True)],
+        transform=Transform() if part == "transform" else None,
+        augment=Augmentation() if part == "augmentation" else None,
+    )
+
+
+def gradients(engine: str, of: Problem) -> Tensor:
+    """The gradients of all clients in some rounds, ``[rounds, c, d]``."""
+    assert of.sizes is not None
+    assert isinstance(of.records, ResidentRecords)
+    batches: BatchSource = Batches(of.sizes, BATCH, 1)
+    made: Any = (
+        LoopEngine(of, batches, 1, CLIP)
+        if engine == "loop"
+        else SharedEngine(of, of.records, batches, 1, private=True, record_clip=CLIP)
+    )
+    return torch.stack([all_rows(made, of, round) for round in range(ROUNDS)])
+
+
+def all_rows(engine: Any, of: Any, round: int) -> Tensor:
+    return torch.cat([block.grads.clone() for block in engine.blocks(of.x0, of.initial_buffers(), round)]).double()
+
+
+@pytest.mark.parametrize("part", ["buffers", "attributes", "loss", "transform", "augmentation"])
+@pytest.mark.parametrize("engine", ["loop", "shared"])
+def test_what_a_record_leaves_behind_reaches_no_other_record(engine: str, part: str) -> None:
+    """A record is exchanged for an extreme one; in later rounds it is not drawn, and nothing has changed then."""
+    if (engine, part) == ("shared", "attributes"):
+        pytest.skip("rules by operation refuse a model that keeps what it saw")
+    usual, other = problem(part, False), problem(part, True)
+    moved = gradients(engine, usual) - gradients(engine, other)
+    assert float(moved[:, 1:].abs().max()) == 0
+    assert usual.sizes is not None
+    for round, lengths in enumerate(moved[:, 0].norm(dim=1).tolist()):
+        (drawn,) = Batches(usual.sizes, BATCH, 1).draw(torch.tensor([0]), round)
+        assert lengths * BATCH <= (2 * CLIP.bound * (1 + 1e-5) if 3 in drawn else 0)
+
+
+def test_a_private_run_with_real_noise_trains_with_buffers_as_they_were_given() -> None:
+    of = problem("buffers", False)
+    privacy = Privacy(epsilon=8, unit="record", record_clip=1.0, trust="central", noise="secure")
+    run = train(of, "normec", rounds=LATE, lr=0.1, privacy=privacy)
+    assert run.finished
+    assert run.model is not None
+    assert float(run.model.get_buffer("calls")) == float(of.model.get_buffer("calls")) == 0
+
+
+def test_everything_that_was_assigned_is_undone() -> None:
+    model: Any = InAttributes()
+    loss = Loss()
+    held = model.table = torch.zeros(2)
+    steps = model.steps = [Loss()]
+    hidden = model.lists = {"seen": [torch.zeros(1)]}
+    state = UserState(model, partial(loss.late), counting)
+
+    def assign() -> None:
+        with state.restored():
+            setattr(model, "new", 1)  # noqa: B010
+            model.calls = 7
+            model.kept.append(torch.ones(4))
+            model.register_buffer("late", torch.ones(1))
+            model.table += 1
+            model.steps[0].calls = 3
+            hidden["seen"][0].add_(1)
+            hidden["seen"].append(torch.ones(1))
+            loss.mean = 3
+            counting()
+            raise RuntimeError
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            assign()
+        assert not hasattr(model, "new")
+        assert (model.calls, float(loss.mean), steps[0].calls, counting()) == (0, 0, 0, 1)
+        assert float(model.kept[0].sum()) == float(held.sum()) == float(hidden["seen"][0]) == 0
+        assert model.table is held
+        assert len(hidden["seen"]) == 1
+        assert not dict(model.named_buffers())
+        reset()
+
+
+def counter() -> tuple[Callable[[], int], Callable[[], None]]:
+    calls = 0
+
+    def count() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+
+    def reset() -> None:
+        nonlocal calls
+        calls = 0
+
+    return count, reset
+
+
+counting, reset = counter()
+
+
+def test_what_a_caller_changes_between_rounds_stays() -> None:
+    model: Any = InAttributes()
+    state = UserState(model)
+    model.table = torch.zeros(2)
+    for expected in (1.0, 2.0):
+        model.table += 1
+        model.calls = int(expected)
+        with state.restored():
+            model.table += 5
+            model.calls += 5
+        assert model.table.tolist() == [expected, expected]
+        assert model.calls == expected
+
+
+@pytest.mark.parametrize("part", [models.ResNet20(), F.cross_entropy, nn.CrossEntropyLoss(), Normalize((0.5,), (0.5,))])
+def test_code_of_this_library_and_pytorch_costs_nothing(part: Any) -> None:
+    assert not UserState(part)
+    assert forgetful_part(part) is part
+
+
+# ---- clients ------------------------------------------------------------------------------------------------------
+
+
+class Mean(nn.Linear):
+    """Subtracts an exponential mean of what it saw, from the call number LATE on."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.calls, self.mean = 0, torch.zeros(4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        before, self.calls = self.mean, self.calls + 1
+        self.mean = 0.5 * before + 0.5 * input.detach().mean(0)
+        return super().forward(input - before if self.calls > LATE else input)
+
+
+class InPlace(Mean):
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        found = nn.Linear.forward(self, input - self.mean if self.calls > LATE else input)
+        self.mean.mul_(0.5).add_(0.5 * input.detach().mean(0))
+        return found
+
+
+class InList(Mean):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.seen.append(input.detach().mean(0))
+        return nn.Linear.forward(self, input - self.seen[-2] if len(self.seen) > LATE else input)
+
+
+class Counter(Mean):
+    def forward(self, input: Tensor) -> Tensor:
+        self.calls += 1
+        return nn.Linear.forward(self, input * (1 + max(0, self.calls - LATE)))
+
+
+class OwnLinear(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+
+def closure() -> Callable[[Tensor, Tensor], Tensor]:
+    calls, mean = 0, torch.zeros(3)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal calls, mean
+        before, calls = mean, calls + 1
+        mean = 0.5 * before + 0.5 * outputs.detach().mean(0)
+        return F.cross_entropy(outputs - before if calls > LATE else outputs, targets)
+
+    return loss
+
+
+class LossInPlace(Loss):
+    def late(self, seen: Tensor) -> Tensor:
+        self.calls += 1
+        before = self.mean.clone() if self.calls > LATE else torch.zeros(())
+        self.mean = self.mean if self.mean.ndim else torch.zeros(seen.shape[1])
+        self.mean.mul_(0.5).add_(0.5 * seen.detach().mean(0))
+        return before
+
+
+def shared_by_clients(change: bool, model: Any = None, loss: Any = None, **parts: Any) -> Problem:
+    """A problem in which the records of client 0 may be others."""
+    draw = torch.Generator().manual_seed(0)
+    inputs = torch.randn(CLIENTS, RECORDS, 4, generator=draw)
+    targets = torch.randint(0, 3, (CLIENTS, RECORDS), generator=draw)
+    if change:
+        inputs[0], targets[0] = 3 - 2 * inputs[0], 0
+    torch.manual_seed(0)
+    sets = [TensorDataset(*pair) for pair in zip(inputs, targets, strict=True)]
+    made = {name: part() for name, part in parts.items()}
+    return Problem((model or partial(nn.Linear, 4, 3))(), loss() if loss else F.cross_entropy, sets, **made)
+
+
+def engine_of(name: str, of: Problem) -> Engine:
+    """The engine of a private run, without the comparison that chooses it."""
+    assert of.sizes is not None
+    records, batches = of.records, Batches(of.sizes, BATCH, 1)
+    assert isinstance(records, ResidentRecords)
+    local = LocalSteps(lr=0.1, steps=2)
+    match name:
+        case "loop" | "local loop":
+            return choose_engine("loop", of, batches, 1, private=True, local=local if "local" in name else None)
+        case "compiled":
+            return CompiledEngine(of, records, batches, 1, compiling=False, private=True)
+        case "recorded":
+            return RecordedEngine(of, records, batches, 1, private=True)
+        case "batched":
+            return BatchedEngine(of, records, batches, 1, private=True)
+        case "local batched":
+            steps = steps_of(local, of, batches)
+            return LocalEngine(BatchedEngine(of, records, batches, 1, local=True, private=True), local, steps)
+        case "linear":
+            return LinearEngine(of, records, batches, None, private=True)
+        case "traced":
+            how = Compilation(compiling=False, every=True)
+            return SharedEngine(of, records, batches, 1, private=True, compilation=how)
+        case _:
+            return SharedEngine(of, records, batches, 1, private=True)
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "mean": {"model": Mean},
+    "list": {"model": InList},
+    "counter": {"model": Counter},
+    "in place": {"model": InPlace},
+}
+LOSSES: dict[str, dict[str, Any]] = {"loss": {"loss": Loss}, "closure": {"loss": closure}}
+INPUTS: dict[str, dict[str, Any]] = {"transform": {"transform": Transform}, "augmentation": {"augment": Augmentation}}
+ONE_BY_ONE = MODELS | LOSSES | INPUTS | {"loss in place": {"loss": LossInPlace}}
+BY_VMAP = {"counter": MODELS["counter"]} | LOSSES | INPUTS
+SUITABLE: dict[str, dict[str, dict[str, Any]]] = {
+    "linear": {"transform": {"model": partial(models.Softmax, 4, 3), "transform": Transform}},
+    "loop": ONE_BY_ONE,
+    "local loop": ONE_BY_ONE,
+    "compiled": ONE_BY_ONE,
+    "recorded": ONE_BY_ONE,
+    "batched": BY_VMAP | {"mean": MODELS["mean"], "list": MODELS["list"]},
+    "local batched": BY_VMAP | {"mean": MODELS["mean"]},
+    "operations": {name: given | {"model": given.get("model", OwnLinear)} for name, given in BY_VMAP.items()},
+    "shared": LOSSES | INPUTS | {"loss in place": {"loss": LossInPlace}},
+    "traced": LOSSES | INPUTS,
+}
+
+
+@pytest.mark.quick_cases(3)
+@pytest.mark.parametrize(("engine", "kind"), [(engine, kind) for engine, kinds in SUITABLE.items() for kind in kinds])
+def test_what_a_client_leaves_behind_reaches_no_other_client(engine: str, kind: str) -> None:
+    """The gradients of the others have the same bits whatever the data of client 0 are; and they are the loop's."""
+    found = []
+    for change in (False, True):
+        of = shared_by_clients(change, **SUITABLE[engine][kind])
+        made, reference = engine_of(engine, of), engine_of("local loop" if "local" in engine else "loop", of)
+        rounds = [all_rows(made, of, round) for round in range(ROUNDS)]
+        found.append(torch.stack(rounds))
+        assert torch.allclose(rounds[-1], all_rows(reference, of, ROUNDS - 1), atol=1e-6)
+    assert torch.equal(found[0][:, 1:], found[1][:, 1:])
+    assert not torch.equal(found[0][:, 0], found[1][:, 0])
+
+
+def test_without_privacy_state_is_the_users_business() -> None:
+    of = shared_by_clients(False, loss=Loss)
+    assert of.sizes is not None
+    engine = choose_engine("loop", of, Batches(of.sizes, BATCH, 1), 1)
+    all_rows(engine, of, 0)
+    assert of.loss.calls == CLIENTS  # type: ignore[attr-defined]
+
+
+def test_a_graph_does_not_write_to_a_tensor_in_an_attribute() -> None:
+    of = shared_by_clients(False, loss=LossInPlace)
+    of.loss.mean = torch.zeros(3)  # type: ignore[attr-defined]
+    with pytest.raises(NoRule):
+        all_rows(engine_of("traced", of), of, 0)
+
+
+class Cached(nn.Module):
+    """Makes a table at its first call, as rotary embeddings do."""
+
+    def __init__(self, early: bool = False) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 3)
+        self.table: Tensor | None = torch.arange(4.0).cos() if early else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(4.0).cos()
+        found: Tensor = self.fc(x * self.table)
+        return found
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_a_cache_that_is_made_at_the_first_call_trains_to_the_same_numbers(engine: str) -> None:
+    privacy, ends = Privacy(epsilon=8, unit="client", trust="central"), []
+    for early in (False, True):
+        of = shared_by_clients(False, model=partial(Cached, early))
+        run = train(of, "normec", rounds=4, lr=0.1, privacy=privacy, seed=0, compute=Compute(engine=engine))
+        ends.append(run.x)
+    assert torch.equal(*ends)
+
+
+def test_functions_and_objectives_keep_nothing_of_a_client() -> None:
+    kept = Kept()
+
+    class Own(Problem):
+        calls = 0
+
+        def client_loss(self, *given: Any) -> Tensor:
+            self.calls += 1
+            return self.calls * super().client_loss(*given)
+
+    own = Own(nn.Linear(4, 3), F.cross_entropy, [TensorDataset(torch.ones(2, 4), torch.arange(2))] * 2)
+    functions = Problem.from_functions([kept.bowl, kept.bowl], torch.ones(2))
+    for objective in (own, functions):
+        engine = choose_engine("loop", objective, None, 0, private=True)
+        once, again = (all_rows(engine, objective, round) for round in range(2))
+        assert torch.equal(once, again)
+        assert torch.equal(once[0], once[1])
