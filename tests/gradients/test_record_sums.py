@@ -167,13 +167,15 @@ def test_tables_go_to_the_parameters_with_the_most_positions(monkeypatch: pytest
     assert held == [torch.Size([8, 1, 3, 3])]
 
 
-def test_a_pass_has_as_few_records_as_have_tables() -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, CLASSES))
-    data = [TensorDataset(torch.randn(16, 1024), torch.zeros(16, dtype=torch.int64)) for _ in range(8)]
+@pytest.mark.parametrize(("first", "blocks"), [(nn.Conv2d(1, 4, 3), [2, 2, 2, 2]), (nn.Identity(), [4, 4])])
+def test_a_pass_with_convolutions_has_as_few_records_as_have_tables(first: nn.Module, blocks: list[int]) -> None:
+    size = first(torch.zeros(1, 1, 16, 16)).numel()
+    model = nn.Sequential(first, nn.Flatten(), nn.Linear(size, 2**20 // size), nn.Linear(2**20 // size, CLASSES))
+    data = [TensorDataset(torch.randn(16, 1, 16, 16), torch.zeros(16, dtype=torch.int64)) for _ in range(8)]
     of = Problem(model, F.cross_entropy, data)
     assert isinstance(of.records, ResidentRecords)
     engine = SharedEngine(of, of.records, None, 1, "float32", private=True, record_clip=CLIPS["clip"])
-    assert [len(block.clients) for block in engine.blocks(of.x0, {}, 0)] == [2, 2, 2, 2]
+    assert [len(block.clients) for block in engine.blocks(of.x0, {}, 0)] == blocks
 
 
 def test_the_norm_of_a_product_is_never_too_small() -> None:

@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...problems.client_data import ResidentRecords
@@ -45,6 +45,7 @@ _BLOCK_FLOATS = {"cpu": 2**23, "cuda": 2**28}  # numbers in a block of gradients
 _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs; activations are proportional to it
 _TABLE_FLOATS = {"cpu": 2**26, "cuda": 2**30}  # numbers in the gradients of single records, by rules for operations
 _FEWEST = 32  # records in a block at which a pass is efficient
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _SMALL_GPU = 2**34  # bytes of GPU memory that these block sizes suit; larger GPUs get larger blocks
 
 
@@ -96,7 +97,8 @@ class SharedEngine(BlockEngine):
         by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
         if record_clip is not None and isinstance(self._model, OperationModel):
             by_grads = min(by_grads, _TABLE_FLOATS[kind] // len(problem.x0))
-        if record_clip is not None and kind == "cpu":  # what has no table takes much longer
+        convolves = any(isinstance(module, _CONVOLUTIONS) for module in problem.model.modules())
+        if record_clip is not None and kind == "cpu" and convolves:  # without a table they take much longer
             by_grads = min(by_grads, max(_FEWEST, most_held(device) // len(problem.x0)))
         self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * max(1, scale) // values))
         if isinstance(self._model, ModuleModel):
