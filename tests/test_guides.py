@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from .cli.command import completed, normec
+from .cli.command import completed
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCK = re.compile(r'^```(\w+)(?: title="(\S+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -61,7 +61,10 @@ def test_the_blocks_of_a_page_run(page: Path, tmp_path: Path) -> None:
     printed(completed("page.py", cwd=tmp_path))
     for language, _, text in blocks(page):
         for line in COMMAND.findall(text) if language == "console" else ():
-            printed(normec(*shlex.split(line), cwd=tmp_path))
+            words = shlex.split(line)
+            federation = words[:2] == ["federation", "local"]  # which starts processes; they are forked, too
+            module = "tests.federation_network.forked_command" if federation else "normec"
+            printed(completed("-m", module, *words, cwd=tmp_path))
 
 
 @pytest.mark.slow

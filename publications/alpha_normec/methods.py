@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from normec.experiments.grid import check
@@ -48,6 +49,7 @@ TABLE_METHODS = (NORMEC, NORMEC_SN, DPSGD, CLIP21)
 PRIVATE_METHODS = (DP_NORMEC_SN, DP_NORMEC, DP_CLIP21)
 
 
+@lru_cache(maxsize=4096)  # each figure asks for its runs again
 def configure(
     protocol: Protocol,
     method: PaperMethod,

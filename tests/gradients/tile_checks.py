@@ -13,6 +13,7 @@ from unittest import mock
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input
 from torch.utils.data import TensorDataset
 
 from normec import Problem
@@ -84,9 +85,18 @@ def check_tiled_convolution(device: str) -> None:
                 rows = torch.stack([flat, *(torch.randn_like(flat) for _ in range(clients - 1))])
                 own, biases = pack(rows, table, dtype), torch.randn(clients, way.writes, device=device)
                 several = convolve(source, own, way, (expected.shape[2], expected.shape[3]), bias=biases)
-                parts = zip(source.chunk(clients), own, biases, strict=True)
-                each = [convolve(part, mine, way, tuple(expected.shape[2:]), bias=more) for part, mine, more in parts]
-                near(several, torch.cat(each).double(), close, ("weights of clients", *what))
+                each = []
+                for row, part, slope, more in zip(rows, x.chunk(clients), g.chunk(clients), biases, strict=True):
+                    mine = row[11:-5].view(outputs, inputs, 3, 3).to(dtype).double()
+                    if source is g:
+                        made = conv2d_input(part.shape, mine, slope.double(), stride, 1)
+                    else:
+                        made = F.conv2d(part.double(), mine, None, stride, 1)
+                    each.append(made + more[:, None, None])
+                near(several, torch.cat(each), close, ("weights of clients", *what))
+                strips = sweep.settings(way, len(source), source.shape[2:], expected.shape[2:]) is not None
+                if device == "cpu" and not strips:
+                    continue  # it would be the same programs again
                 with mock.patch.object(sweep, "_FILLED", 1):  # strips as long as on a device that is filled
                     assert torch.equal(convolve(source, weights, way, (expected.shape[2], expected.shape[3])), found)
             for few in (0, 2**31):  # tiles for clients of many pixels, and of few

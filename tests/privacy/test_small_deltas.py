@@ -110,13 +110,13 @@ def test_the_pld_is_not_below_the_closed_form(z: float, rounds: int, delta: floa
     """At rate 1 − 1e-9 the truth is the closed form's to nine digits; the PLD may say that it does not know."""
     group = Group(z, 1 - 1e-9, rounds)
     exact = gaussian.epsilon(math.sqrt(rounds) / z, delta)
-    assert epsilon_pld([group], 0.0, delta, interval([group], 0.0, exact)) >= exact * (1 - 1e-8)
+    assert epsilon_pld((group,), 0.0, delta, interval([group], 0.0, exact)) >= exact * (1 - 1e-8)
 
 
 def test_a_typical_delta_loses_next_to_nothing() -> None:
     group = Group(123.45, 1 - 1e-9, 42_300)
     exact = gaussian.epsilon(math.sqrt(42_300) / 123.45, 1e-5)
-    assert exact <= epsilon_pld([group], 0.0, 1e-5, interval([group], 0.0, exact)) <= exact * (1 + 1e-3)
+    assert exact <= epsilon_pld((group,), 0.0, 1e-5, interval([group], 0.0, exact)) <= exact * (1 + 1e-3)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normec.privacy import gaussian
+from normec.privacy import gaussian, subsampled
 from normec.privacy.accounting import Account, Event, epsilon_of, sigma_for
 from normec.privacy.subsampled import Group, epsilon_pld, epsilon_rdp, interval
 
@@ -62,6 +62,13 @@ def test_agrees_with_dp_accounting(z: float, rate: float, rounds: int) -> None:
     )
 
 
+def test_the_same_account_is_not_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = [Event(1.3, 0.1, 77), Event(5.0, 1.0, 3)]
+    found = epsilon_of(events, 1e-5)
+    monkeypatch.setattr(subsampled, "_one_round", lambda *_: pytest.fail("a distribution was computed again"))
+    assert epsilon_of(events, 1e-5) == found
+
+
 @pytest.mark.quick_cases(3)
 @pytest.mark.parametrize(("z", "rate", "rounds"), [(1.0, 0.2, 1), (1.0, 0.1, 16), (2.0, 0.5, 32)])
 def test_agrees_with_a_convolution_written_out(z: float, rate: float, rounds: int) -> None:
@@ -73,7 +80,7 @@ def test_agrees_with_a_convolution_written_out(z: float, rate: float, rounds: in
 def test_pld_and_closed_form_agree_where_both_apply(z: float, rounds: int) -> None:
     group = Group(z, 1 - 1e-9, rounds)
     exact = gaussian.epsilon(math.sqrt(rounds) / z, 1e-5)
-    assert epsilon_pld([group], 0.0, 1e-5, interval([group], 0.0, exact)) == pytest.approx(exact, rel=1e-3)
+    assert epsilon_pld((group,), 0.0, 1e-5, interval([group], 0.0, exact)) == pytest.approx(exact, rel=1e-3)
     google = dp_accounting.get_epsilon_gaussian(z / math.sqrt(rounds), 1e-5)
     assert exact == pytest.approx(google, rel=1e-3)
 

@@ -11,6 +11,7 @@ import atexit
 import ctypes
 import functools
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -34,6 +35,13 @@ from .waiting import LIMIT
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+FIRST_USE = (  # what torch, plots and accounts import when they are first used
+    "dp_accounting.rdp",
+    "matplotlib.backends.backend_agg",
+    "scipy.optimize",
+    "scipy.signal",
+    "torch._dynamo",
+)
 TORCHRUN = ["-m", "torch.distributed.run"]
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
@@ -173,6 +181,8 @@ def _make_imports() -> None:
     from normec.cli.app import run
     from normec.distributed import launch
 
+    for name in FIRST_USE:
+        importlib.import_module(name)
     shown = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     with tempfile.TemporaryDirectory() as folder:

@@ -80,6 +80,7 @@ def resolvable(groups: Sequence[Group], mu: float) -> tuple[tuple[Group, ...], f
     return tuple(kept), mu
 
 
+@lru_cache(maxsize=4096)
 def epsilon_rdp(groups: tuple[Group, ...], mu: float, delta: float) -> float:
     """ε by Rényi divergences of `groups` together with a μ-GDP mechanism: an upper bound, rarely tight."""
     divergences = mu * mu / 2 * np.asarray(_ORDERS)
@@ -134,7 +135,8 @@ def _one_round(multiplier: float, rate: float, step: float, log_tail: float) -> 
     )
 
 
-def epsilon_pld(groups: Sequence[Group], mu: float, delta: float, step: float) -> float:
+@lru_cache(maxsize=4096)  # the search for σ, the check of what it found and every repeated run ask for the same ones
+def epsilon_pld(groups: tuple[Group, ...], mu: float, delta: float, step: float) -> float:
     """ε of `groups` composed with a μ-GDP mechanism, by privacy loss distributions of interval `step`.
 
     It is an upper bound, and infinite if rounding errors could reach half of `delta` (see the module docstring).
