@@ -260,7 +260,8 @@ def test_the_traced_pass_clips_records_with_the_bits_of_the_shared_pass(
         assert torch.equal(found.grads, expected.grads)
         assert torch.equal(found.losses, expected.losses)
         of.x0 += 0.1
-    assert traced_shapes(traced) == {(3, 16)}
+    smaller = name == "convolutions" and held < 2**24  # a block has at most as many clients as fit into the memory
+    assert traced_shapes(traced) == ({(1, 16), (2, 16)} if smaller else {(3, 16)})
 
 
 def test_batches_that_are_filled_up_are_clipped_without_a_trace() -> None:
