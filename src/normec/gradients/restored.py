@@ -129,7 +129,8 @@ class UserState:
         if hasattr(part, "__dict__"):
             self._add_contents(vars(part))
         for kind in own_classes(part):
-            slots = [slot for slot in vars(kind).values() if isinstance(slot, MemberDescriptorType)]
+            known = vars(kind).values() if "__slots__" in vars(kind) else ()
+            slots = [slot for slot in known if isinstance(slot, MemberDescriptorType)]
             self._slots += [(slot, part) for slot in slots]
             self._look_up([one for slot in slots for one in _in_slot(slot, part)])
             self._add_class(kind)
