@@ -554,3 +554,25 @@ def test_functions_and_objectives_keep_nothing_of_a_client() -> None:
         once, again = (all_rows(engine, objective, round) for round in range(2))
         assert torch.equal(once, again)
         assert torch.equal(once[0], once[1])
+
+
+def first_seen() -> Callable[[Tensor, Tensor], Tensor]:
+    first: Tensor | None = None
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal first
+        first = outputs.detach().abs().mean(0) if first is None else first
+        return F.cross_entropy(outputs / first, targets)
+
+    return loss
+
+
+def test_what_is_tried_before_a_run_leaves_nothing_behind() -> None:
+    """A copy of a function shares its closure, so the first records that anything is tried on could stay there."""
+    found = []
+    for change in (False, True):
+        of = shared_by_clients(change, loss=first_seen)
+        train(of, "normec", rounds=1, lr=0.1, privacy=Privacy(epsilon=8, unit="client", trust="central"), seed=0)
+        found.append(all_rows(engine_of("loop", of), of, 0))
+    assert torch.equal(found[0][1:], found[1][1:])
+    assert not torch.equal(found[0][0], found[1][0])
