@@ -292,6 +292,118 @@ class LossInPlace(Loss):
         return before
 
 
+def late_loss(seen: list[Tensor], outputs: Tensor, targets: Tensor) -> Tensor:
+    """Subtracts what it saw in the call before, from the call number LATE on."""
+    seen.append(outputs.detach().mean(0))
+    return F.cross_entropy(outputs - seen[-2] if len(seen) > LATE else outputs, targets)
+
+
+class InSlots:
+    __slots__ = ("calls", "mean")
+
+    def __init__(self) -> None:
+        self.calls, self.mean = 0, torch.zeros(3)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        before, self.calls, self.mean = self.mean, self.calls + 1, outputs.detach().mean(0)
+        return F.cross_entropy(outputs - before if self.calls > LATE else outputs, targets)
+
+
+def bound_in_closure() -> Callable[[Tensor, Tensor], Tensor]:
+    late = Kept().late
+    return lambda outputs, targets: F.cross_entropy(outputs - late(outputs), targets)
+
+
+class BoundInDeque:
+    def __init__(self) -> None:
+        self.steps = deque([Kept().late])
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs - self.steps[0](outputs), targets)
+
+
+def with_class_list() -> Callable[[Tensor, Tensor], Tensor]:
+    class InClass:
+        seen: list[Tensor] = []  # noqa: RUF012
+
+        def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return late_loss(self.seen, outputs, targets)
+
+    return InClass()
+
+
+def with_class_attributes() -> Callable[[Tensor, Tensor], Tensor]:
+    class InClass(Kept):
+        calls, mean = 0, torch.zeros(3)
+
+        def __init__(self) -> None:
+            pass
+
+        def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(outputs - Kept.late(type(self), outputs), targets)  # type: ignore[arg-type]
+
+    return InClass()
+
+
+def with_default_of_a_method() -> Callable[[Tensor, Tensor], Tensor]:
+    class InDefault:
+        def __call__(self, outputs: Tensor, targets: Tensor, seen: list[Tensor] = []) -> Tensor:  # noqa: B006
+            return late_loss(seen, outputs, targets)
+
+    return InDefault()
+
+
+def with_methods_that_close_over_a_list() -> Callable[[Tensor, Tensor], Tensor]:
+    seen: list[Tensor] = []
+
+    class InMethod:
+        @staticmethod
+        def late(outputs: Tensor, targets: Tensor) -> Tensor:
+            return late_loss(seen, outputs, targets)
+
+        def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return self.late(outputs, targets)
+
+    return InMethod()
+
+
+class Centre(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(3), requires_grad=False)
+        self.calls = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        before = self.mean.clone()
+        self.calls.add_(1)
+        self.mean.copy_(outputs.detach().mean(0))
+        return F.cross_entropy(outputs - before if self.calls > LATE else outputs, targets)
+
+
+class Statistics:
+    def __init__(self) -> None:
+        self.norm = nn.BatchNorm1d(3)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        running, calls = self.norm.running_mean, self.norm.num_batches_tracked
+        assert running is not None
+        assert calls is not None
+        before = running.clone()
+        self.norm(outputs.detach())
+        return F.cross_entropy(outputs - before if calls > LATE else outputs, targets)
+
+
+class NewParameters(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, input: Tensor) -> Tensor:
+        before, calls = (self._parameters.get(name) for name in ("mean", "calls"))
+        self.mean = nn.Parameter(input.detach().mean(0), requires_grad=False)
+        self.calls = nn.Parameter(torch.ones(()) if calls is None else calls + 1, requires_grad=False)
+        return super().forward(input - before if before is not None and self.calls > LATE else input)
+
+
 def shared_by_clients(change: bool, model: Any = None, loss: Any = None, **parts: Any) -> Problem:
     """A problem in which the records of client 0 may be others."""
     draw = torch.Generator().manual_seed(0)
@@ -340,7 +452,21 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 LOSSES: dict[str, dict[str, Any]] = {"loss": {"loss": Loss}, "closure": {"loss": closure}}
 INPUTS: dict[str, dict[str, Any]] = {"transform": {"transform": Transform}, "augmentation": {"augment": Augmentation}}
-ONE_BY_ONE = MODELS | LOSSES | INPUTS | {"loss in place": {"loss": LossInPlace}}
+OBJECTS: dict[str, dict[str, Any]] = {
+    "slots": {"loss": InSlots},
+    "method in a closure": {"loss": bound_in_closure},
+    "method in a deque": {"loss": BoundInDeque},
+    "class list": {"loss": with_class_list},
+    "class attributes": {"loss": with_class_attributes},
+    "default of a method": {"loss": with_default_of_a_method},
+    "closure of a method": {"loss": with_methods_that_close_over_a_list},
+}
+READING: dict[str, dict[str, Any]] = {
+    "centre": {"loss": Centre},
+    "statistics": {"loss": Statistics},
+    "parameters": {"model": NewParameters},
+}
+ONE_BY_ONE = MODELS | LOSSES | INPUTS | OBJECTS | READING | {"loss in place": {"loss": LossInPlace}}
 BY_VMAP = {"counter": MODELS["counter"]} | LOSSES | INPUTS
 SUITABLE: dict[str, dict[str, dict[str, Any]]] = {
     "linear": {"transform": {"model": partial(models.Softmax, 4, 3), "transform": Transform}},
@@ -348,10 +474,10 @@ SUITABLE: dict[str, dict[str, dict[str, Any]]] = {
     "local loop": ONE_BY_ONE,
     "compiled": ONE_BY_ONE,
     "recorded": ONE_BY_ONE,
-    "batched": BY_VMAP | {"mean": MODELS["mean"], "list": MODELS["list"]},
+    "batched": BY_VMAP | OBJECTS | {"mean": MODELS["mean"], "list": MODELS["list"]},
     "local batched": BY_VMAP | {"mean": MODELS["mean"]},
     "operations": {name: given | {"model": given.get("model", OwnLinear)} for name, given in BY_VMAP.items()},
-    "shared": LOSSES | INPUTS | {"loss in place": {"loss": LossInPlace}},
+    "shared": LOSSES | INPUTS | OBJECTS | {"loss in place": {"loss": LossInPlace}},
     "traced": LOSSES | INPUTS,
 }
 
@@ -428,3 +554,25 @@ def test_functions_and_objectives_keep_nothing_of_a_client() -> None:
         once, again = (all_rows(engine, objective, round) for round in range(2))
         assert torch.equal(once, again)
         assert torch.equal(once[0], once[1])
+
+
+def first_seen() -> Callable[[Tensor, Tensor], Tensor]:
+    first: Tensor | None = None
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal first
+        first = outputs.detach().abs().mean(0) if first is None else first
+        return F.cross_entropy(outputs / first, targets)
+
+    return loss
+
+
+def test_what_is_tried_before_a_run_leaves_nothing_behind() -> None:
+    """A copy of a function shares its closure, so the first records that anything is tried on could stay there."""
+    found = []
+    for change in (False, True):
+        of = shared_by_clients(change, loss=first_seen)
+        train(of, "normec", rounds=1, lr=0.1, privacy=Privacy(epsilon=8, unit="client", trust="central"), seed=0)
+        found.append(all_rows(engine_of("loop", of), of, 0))
+    assert torch.equal(found[0][1:], found[1][1:])
+    assert not torch.equal(found[0][0], found[1][0])

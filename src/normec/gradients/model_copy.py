@@ -32,8 +32,8 @@ class ModelCopy:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.forward: Callable[[Tensor], Tensor] = self.model
         self._parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
-        parts = (self.model, problem.loss, problem.augment, problem.transform) if private else ()
-        self._state = UserState(*parts)
+        parts = problem.loss, problem.augment, problem.transform
+        self._state = UserState(*parts, model=self.model) if private else UserState()
         self._buffer_owners = {name: buffer_owner(self.model, name) for name, _ in self.model.named_buffers()}
 
     @torch.no_grad()

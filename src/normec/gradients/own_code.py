@@ -45,8 +45,18 @@ def _is_foreign(thing: Any) -> bool:
 _MADE_OF_OWN_CODE = (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch.fx.GraphModule)
 
 
+_MADE_AT_RUN_TIME = 1 << 9  # the flag of such classes, Py_TPFLAGS_HEAPTYPE
+
+
 def _outside(module: object) -> bool:
     return str(module).partition(".")[0] not in ("torch", __package__.partition(".")[0])
+
+
+def own_classes(thing: object) -> list[type]:
+    """The classes of an object that are neither PyTorch's nor this library's, and whose attributes can be assigned."""
+    return [
+        kind for kind in type(thing).__mro__[:-1] if _outside(kind.__module__) and kind.__flags__ & _MADE_AT_RUN_TIME
+    ]
 
 
 def is_hooked(module: Any) -> bool:

@@ -5,11 +5,12 @@ So in a private run whatever such code has kept while it computed a client, or a
 afterwards: it starts every client, and every local step, as it was between the rounds. vmap parts the clients and
 records within a block.
 
-What is restored: the attributes and buffers of models, losses, transforms, augmentations and penalties, and of the
-modules and functions that they call; what a function keeps in its closure, its default values and its attributes;
-lists, dicts and sets among all these, and tensors that were changed in place. Frozen parameters are not, because a run
-that changes them is refused. What stays changed are global variables, other objects that an attribute holds (NumPy
-arrays, meters), tensors that were changed through their `data`, data sets, and files.
+What is restored: the attributes, slots and buffers of models, losses, transforms, augmentations and penalties, of the
+modules and functions that they hold, of the objects whose methods they hold, and of the classes of all these; what a
+function or a method keeps in its closure, its default values and its attributes; lists, dicts and sets among all these,
+and tensors that were changed in place. Frozen parameters of a model are not changed back, because a run that changes
+them is refused. What stays changed are global variables, other objects that an attribute or a closure holds (NumPy
+arrays, meters, generators), tensors that were changed through their `data`, data sets, and files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import is_
-from types import CellType, FunctionType, MethodType
+from types import CellType, FunctionType, MemberDescriptorType, MethodType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -28,12 +29,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .own_code import has_own_code, module_has_own_code
+from .own_code import has_own_code, module_has_own_code, own_classes
 
 if TYPE_CHECKING:
     from ..problems.problem import Problem
 
-_PARTS = ("model", "loss", "penalty", "augment", "transform")
+_PARTS = ("loss", "penalty", "augment", "transform")
 _CONTAINERS = (dict, list, deque, set)
 _SIMPLE = frozenset((bool, int, float, str, type(None)))  # types of values that cannot change
 _EMPTY: dict[Any, Any] = {}
@@ -47,17 +48,24 @@ class UserState:
     Modules and functions are looked up once: a model has the same ones in every round.
     """
 
-    def __init__(self, *parts: object, attributes_of: object = None) -> None:
-        """`attributes_of`: an object of which only the attributes are restored, and not what is in them."""
+    def __init__(self, *parts: object, model: nn.Module | None = None, attributes_of: object = None) -> None:
+        """`model`: a further part, whose parameters and buffers engines set for every client.
+
+        `attributes_of`: an object of which only the attributes are restored, and not what is in them.
+        """
         self._modules: list[nn.Module] = []  # with code of the user's own
+        self._owned: list[dict[str, Any]] = []  # parameters and buffers of these modules, and buffers of PyTorch's own
         self._shallow: list[Any] = []  # dicts whose values are restored
         self._deep: list[Any] = []  # dicts and lists that are restored with the containers and tensors in them
         self._cells: list[CellType] = []
+        self._slots: list[tuple[MemberDescriptorType, object]] = []  # of objects
+        self._classes: list[type] = []
         self._known: dict[int, object] = {}
         self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}  # of tensors: a version, and a copy of it
         if hasattr(attributes_of, "__dict__"):
             self._shallow.append(vars(attributes_of))
-        for part in parts:
+        self._trained = frozenset(map(id, model.modules())) if model is not None else frozenset()
+        for part in (model, *parts):
             self._add(part)
         if self:
             self._walk()  # copies the tensors before anything traces or records a pass
@@ -73,16 +81,26 @@ class UserState:
     def _restored(self) -> Iterator[None]:
         before, tensors = self._walk()
         cells = [(cell, _contents(cell)) for cell in self._cells]
+        slots = [(slot, of, _in_slot(slot, of)) for slot, of in self._slots]
+        classes = [(kind, dict(vars(kind))) for kind in self._classes]
         try:
             yield
         finally:
+            for kind, attributes in classes:
+                _restore_class(kind, attributes)
+            for slot, of, contents in slots:
+                now = _in_slot(slot, of)
+                if contents and not (now and now[0] is contents[0]):
+                    slot.__set__(of, contents[0])
+                elif now and not contents:
+                    slot.__delete__(of)
             for cell, contents in cells:
                 if contents:
                     cell.cell_contents = contents[0]
                 elif _contents(cell):
                     del cell.cell_contents
-            for now, held in before:
-                _restore(now, held)
+            for container, held in before:
+                _restore(container, held)
             for tensor in tensors:
                 self._restore_tensor(tensor)
 
@@ -90,7 +108,11 @@ class UserState:
         """Look up what a part can keep, and the modules and functions that it calls."""
         if isinstance(part, MethodType):
             part = part.__self__
-        if id(part) in self._known or isinstance(part, type) or not has_own_code(part):
+        if part is None or id(part) in self._known or isinstance(part, type):
+            return
+        if not has_own_code(part):
+            if isinstance(part, nn.Module):
+                self._add_buffers(part)
             return
         if isinstance(part, nn.Module):
             for module in part.modules():
@@ -106,17 +128,54 @@ class UserState:
             self._add_contents([*(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values()])
         if hasattr(part, "__dict__"):
             self._add_contents(vars(part))
+        for kind in own_classes(part):
+            known = vars(kind).values() if "__slots__" in vars(kind) else ()
+            slots = [slot for slot in known if isinstance(slot, MemberDescriptorType)]
+            self._slots += [(slot, part) for slot in slots]
+            self._look_up([one for slot in slots for one in _in_slot(slot, part)])
+            self._add_class(kind)
+
+    def _add_class(self, kind: type) -> None:
+        """Look up what a class of the user's own and its methods can keep."""
+        if id(kind) in self._known:
+            return
+        self._known[id(kind)] = kind
+        self._classes.append(kind)
+        for value in list(vars(kind).values()):
+            if isinstance(value, staticmethod | classmethod):
+                self._add(value.__func__)
+            elif isinstance(value, property):
+                self._look_up([value.fget, value.fset])
+            else:
+                self._look_up([value])
 
     def _add_module(self, module: nn.Module) -> None:
         if id(module) in self._known:
             return
         self._known[id(module)] = module
-        self._shallow += vars(module), module._buffers, module._modules  # other modules may assign them as well
+        # Other modules may assign them as well.
+        self._shallow += vars(module), module._buffers, module._modules, module._parameters
         if module_has_own_code(module):
             hooks = [getattr(module, name) for name in _HOOKS]
             self._modules.append(module)
             self._shallow += hooks
             self._look_up([vars(module), *hooks])
+            for kind in own_classes(module):
+                self._add_class(kind)
+            if id(module) not in self._trained:
+                self._owned += module._buffers, module._parameters
+        elif id(module) not in self._trained:
+            self._owned.append(module._buffers)
+
+    def _add_buffers(self, part: nn.Module) -> None:
+        """Look up the buffers of a module of PyTorch that code of the user's own holds."""
+        if not self._known:  # nothing but the module itself can read them
+            return
+        for module in part.modules():
+            if id(module) not in self._known and id(module) not in self._trained and module._buffers:
+                self._known[id(module)] = module
+                self._shallow.append(module._buffers)
+                self._owned.append(module._buffers)
 
     def _add_contents(self, held: Any) -> None:
         self._deep.append(held)
@@ -127,10 +186,10 @@ class UserState:
         stack = [held]
         while stack:
             for value in _values(stack.pop()):
-                if isinstance(value, list | tuple | dict) and id(value) not in self._known:
+                if isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in self._known:
                     self._known[id(value)] = value
                     stack.append(value)
-                elif callable(value) and not isinstance(value, MethodType):
+                elif callable(value):
                     self._add(value)
 
     def _walk(self) -> tuple[list[tuple[Any, Any]], list[Tensor]]:
@@ -139,6 +198,10 @@ class UserState:
         copies: dict[int, tuple[Tensor, int, Tensor]] = {}
         stack, seen = list(self._deep), set(map(id, self._deep))
         stack.append(tuple(one for cell in self._cells for one in _contents(cell)))
+        stack.append(tuple(one for slot, of in self._slots for one in _in_slot(slot, of)))
+        stack += [tuple(vars(kind).values()) for kind in self._classes]
+        owned = tuple(value for held in self._owned for value in held.values() if value is not None)
+        copies |= {id(value): self._copy_of(value) for value in owned if not value.is_inference()}
         for module in self._modules:
             stack.append(tuple(value for name, value in vars(module).items() if name not in _OF_MODULES))
             stack.append(tuple(module._buffers.values()))
@@ -181,11 +244,11 @@ _states: WeakKeyDictionary[Problem, tuple[tuple[object, ...], UserState]] = Weak
 
 def state_of(problem: Problem) -> UserState:
     """Return what the code of a problem can keep, which is looked up once."""
-    parts = (*(getattr(problem, name) for name in _PARTS), problem.form.collate)
+    parts = (problem.model, *(getattr(problem, name) for name in _PARTS), problem.form.collate)
     known = _states.get(problem)
     if known is None or not all(map(is_, known[0], parts)):
         subclass = problem if has_own_code(problem) else None
-        known = _states[problem] = parts, UserState(*parts, attributes_of=subclass)
+        known = _states[problem] = parts, UserState(*parts[1:], model=problem.model, attributes_of=subclass)
     return known[1]
 
 
@@ -219,6 +282,26 @@ def _contents(cell: CellType) -> tuple[Any, ...]:
         return (cell.cell_contents,)
     except ValueError:
         return ()
+
+
+def _in_slot(slot: MemberDescriptorType, of: object) -> tuple[Any, ...]:
+    """The one object in a slot of another object; none if nothing is assigned to it."""
+    try:
+        return (slot.__get__(of),)
+    except AttributeError:
+        return ()
+
+
+def _restore_class(kind: type, attributes: dict[str, Any]) -> None:
+    """Give a class the attributes that it had."""
+    now = vars(kind)
+    if len(now) == len(attributes) and all(map(is_, now.values(), attributes.values())):
+        return
+    for name in [name for name in now if name not in attributes]:
+        delattr(kind, name)
+    for name, value in attributes.items():
+        if name not in now or now[name] is not value:
+            setattr(kind, name, value)
 
 
 def _values(container: Any) -> Iterable[Any]:

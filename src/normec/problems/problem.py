@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, is_dataclass
 from typing import Any, TypeVar
 
@@ -418,7 +418,7 @@ class Problem:
         probe = copy.copy(self)
         probe.model = _sharing_trainable(self._untouched).eval()
         vars(probe).update({name: own_copy(part) for name, part in self._evaluation_parts.items()})
-        with torch.random.fork_rng(devices=[]):
+        with self._restored(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)  # a transform may draw
             inputs, targets = self.records.batch(0, torch.arange(min(8, int(self.records.sizes[0]))))
             return f"{float(probe.value(self.x0.clone(), inputs, targets).loss.mean()):.2e}"
@@ -437,7 +437,7 @@ class Problem:
         """
         if self.takes_batch:
             return
-        with records.seeded():
+        with self._restored(), records.seeded():
             found = None
             with suppress(Exception):
                 found = self._first_outputs()
@@ -458,7 +458,7 @@ class Problem:
             for number in range(min(_TRIED, len(held.sizes))):
                 seen: dict[str, Any] = {}
                 try:
-                    with records.seeded():
+                    with self._restored(), records.seeded():
                         seen["inputs"], seen["targets"] = _first(held, number)
                         seen["outputs"] = probe.outputs(self.x0.clone(), seen["inputs"])
                         loss(seen["outputs"], seen["targets"])
@@ -469,6 +469,12 @@ class Problem:
                     facts = ", ".join(described(part, value) for part, value in seen.items())
                     whose = "the first records" if held is self.records and not number else f"{kind} {number}"
                     raise UsageError(f"{name} fails on {whose}: {text}; {facts}{cure(self.loss, seen)}") from error
+
+    def _restored(self) -> AbstractContextManager[None]:
+        """A context that undoes what the user's code keeps where copies share it: in closures, defaults and classes."""
+        from ..gradients.restored import state_of
+
+        return state_of(self).restored()
 
     def _first_outputs(self) -> tuple[Any, Any]:
         """Return the outputs and targets of a few records, which only a copy of the model sees."""

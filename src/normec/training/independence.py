@@ -37,6 +37,7 @@ from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
 from ..gradients.loop import RECORD_BLOCKS, LoopEngine, record_gradients
 from ..gradients.record_clip import RecordClip
+from ..gradients.restored import UserState, state_of
 from ..problems.batch_form import Tree, leaves_of, length, size_of
 from ..problems.client_data import FetchedRecords, Records, ResidentRecords
 from ..problems.functions import FunctionProblem
@@ -62,7 +63,9 @@ def refuse_coupled_clients(problem: Objective, seed: int, record_clip: RecordCli
     Raises:
         UsageError: A gradient changed with another client's data, or between two computations.
     """
-    with torch.random.fork_rng():
+    functions = problem.functions if isinstance(problem, FunctionProblem) else ()
+    state = state_of(problem) if isinstance(problem, Problem) else UserState(*functions)
+    with state.restored(), torch.random.fork_rng():  # copies share what is in closures, defaults and classes
         problem = _precise(problem) if problem.x0.is_cuda else problem
         for mine, other, third in _triples(problem.clients):
             _compare_clients(problem, seed, record_clip, mine, other, third)

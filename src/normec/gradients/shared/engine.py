@@ -81,8 +81,8 @@ class SharedEngine(BlockEngine):
         if isolated:
             self._problem = forgetful(problem)
             # Rules by module are for modules of PyTorch and this library, which keep nothing but buffers.
-            called = (self._model.model,) if isinstance(self._model, OperationModel) else ()
-            self._state = UserState(*called, problem.loss)
+            called = self._model.model if isinstance(self._model, OperationModel) else None
+            self._state = UserState(problem.loss, model=called)
         self._sink = self._model.sink
         self._sink.by_record = record_clip is not None
         self._batches = batches
