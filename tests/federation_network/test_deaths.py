@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from ..support.forks import Fork
 from ..support.waiting import LIMIT, wait_for
-from .local_command import forked, running
+from .local_command import forked, running, started
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "start", "says"),
     [
-        (("federation party", "--partition 1"), "party-1 was killed by SIGKILL"),
-        (("flwr-serverapp",), "was killed or crashed before the end of the run"),
+        (("federation party", "--partition 1"), forked, "party-1 was killed by SIGKILL"),
+        # Nobody waits for a forked app of the server, so that its death is noticed late.
+        (("flwr-serverapp",), started, "was killed or crashed before the end of the run"),
     ],
     ids=["party", "server"],
 )
-def test_a_death_is_said_and_nothing_is_left(words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+def test_a_death_is_said_and_nothing_is_left(
+    words: tuple[str, ...], start: Callable[..., Fork | subprocess.Popen[str]], says: str, tmp_path: Path
+) -> None:
     out = tmp_path / "run"
-    process = forked(out, "--rounds", "1000")
+    process = start(out, "--rounds", "1000")
     rows = out / "metrics.jsonl"
     wait_for(lambda: (rows.exists() and b"\n" in rows.read_bytes()) or process.poll() is not None, "the first row")
     assert process.poll() is None, process.communicate()[1]
