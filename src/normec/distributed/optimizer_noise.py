@@ -41,6 +41,7 @@ from ..training.independence import refuse_mixing_methods
 NOTES = ("the guarantee protects whole clients, whatever their losses and batches are",)
 GAPS = (
     "gradients that the training loop has added up over clients or ranks before the optimizer reads them",
+    "what the training loop, the model or the loss keeps of one client and uses for another one's gradient",
     "the model's buffers, which the optimizer does not see, such as the statistics of BatchNorm layers",
     "what a rank prints or saves, and the fact that it fails or ends, which other ranks notice",
     "step sizes, and the decision to stop, if the training loop chooses them by losses or gradients without noise",

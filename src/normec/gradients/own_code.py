@@ -59,6 +59,17 @@ def own_classes(thing: object) -> list[type]:
     ]
 
 
+def own_names(part: Any) -> list[str]:
+    """The names of the classes and functions of the user's own that a model, a loss or another part consists of."""
+    if part is None or not has_own_code(part):
+        return []
+    if isinstance(part, partial):
+        return own_names(part.func)
+    if isinstance(part, nn.Module):
+        return [type(one).__name__ for one in part.modules() if module_has_own_code(one)] or ["a hook of all modules"]
+    return [getattr(part, "__qualname__", type(part).__name__).rpartition("<locals>.")[2]]
+
+
 def is_hooked(module: Any) -> bool:
     """Whether a module has hooks, which expect its own output."""
     return bool(

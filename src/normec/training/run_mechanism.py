@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from torch.utils.data import Subset
 
 from ..algorithms.averaging import Averaging
 from ..algorithms.local_steps import LocalSteps
 from ..algorithms.message_weights import iterate_weights, message_weights
 from ..algorithms.method import Method
-from ..algorithms.registry import identity_of
+from ..algorithms.registry import identity_of, works_by_rows
 from ..errors import UsageError
 from ..gradients.loop import refuse_coupled_records
+from ..gradients.own_code import own_classes, own_names
+from ..problems.client_data import FetchedRecords
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem
@@ -33,6 +36,8 @@ RECORDED = (
     "the run recorded the clients' losses, gradient norms, memory errors and message norms without noise "
     f"(diagnostics = true): they are {NOT_COVERED}"
 )
+
+_NAMED = 5  # classes and functions of the user's own that a note names
 
 EVALUATED = "the test and validation records: results on them are recorded without noise"
 
@@ -155,10 +160,17 @@ def noise_name(
 
 
 def assumptions(
-    problem: Objective, privacy: Privacy, plan: Plan, counted: bool, own_engine: bool, profiled: bool
+    problem: Objective, method: Method, privacy: Privacy, plan: Plan, counted: bool, own_engine: bool, profiled: bool
 ) -> tuple[str, ...]:
     """Return the assumptions of this run, for its report. `counted`: the rounds follow from the clients' sizes."""
     notes = []
+    if own := _own_code(problem, method):
+        unit = "record" if privacy.record_clip is not None else "client"
+        notes.append(
+            f"epsilon holds if {_listed(own)}, of neither PyTorch nor normec, treat each {unit} alone: a few gradients "
+            "were compared at the start, and what such code keeps in attributes and closures is undone, but nothing "
+            "checks global variables, files and other objects"
+        )
     if not isinstance(plan.initial_memory, str):
         notes.append("the given initial memory is assumed to be public")
     if counted and privacy.unit == "client":
@@ -207,6 +219,37 @@ def assumptions(
             "look at the clients' data"
         )
     return tuple(notes)
+
+
+def _own_code(problem: Objective, method: Method) -> list[str]:
+    """Return the names of the classes and functions of the user's own that compute clients, each once."""
+    parts: tuple[object, ...] = ()
+    if isinstance(problem, Problem):
+        parts = (problem.model, problem.loss, problem.penalty, problem.augment, problem.transform, problem.form.collate)
+        parts += _datasets(problem)
+    elif isinstance(problem, FunctionProblem):
+        parts = tuple(problem.functions)
+    own = [name for part in parts for name in own_names(part)]
+    if not works_by_rows(method):
+        own += own_names(method) + own_names(getattr(method, "operator", None))
+    return list(dict.fromkeys(own))
+
+
+def _datasets(problem: Problem) -> tuple[object, ...]:
+    """Return one data set of each class of the user's own, whose items are read during the run."""
+    found: dict[type, object] = {}
+    for dataset in problem.records.datasets if isinstance(problem.records, FetchedRecords) else ():
+        inner = dataset
+        while type(inner) is Subset:
+            inner = inner.dataset
+        if own_classes(inner):
+            found.setdefault(type(inner), inner)
+    return tuple(found.values())
+
+
+def _listed(names: list[str]) -> str:
+    shown = names if len(names) <= _NAMED else [*names[:_NAMED], f"{len(names) - _NAMED} more"]
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
 
 
 def refuse_subclasses(plan: Plan) -> None:

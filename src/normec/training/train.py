@@ -336,7 +336,7 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
     if privacy is not None:
         refuse_subclasses(plan)
         own_engine = not isinstance(compute.engine, str)
-        notes = assumptions(problem, privacy, plan, counted, own_engine, logging.profile)
+        notes = assumptions(problem, method, privacy, plan, counted, own_engine, logging.profile)
         counted_by = Path(witness) if witness is not None else None
         mechanism = mechanism_of(problem, method, plan, privacy, notes, counted_by, extension, own_engine)
         if mechanism.banded is not None and not mechanism.simulated and communicator.size > 1:

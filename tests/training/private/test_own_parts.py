@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,47 @@ def test_a_subclass_that_parts_its_clients_is_computed_by_the_loop_with_a_note(s
     assert run.engine == "loop"
     assert run.privacy is not None
     assert any("the user's own class Doubled" in note for note in run.privacy.notes)
+
+
+class Scaled(nn.Module):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return inputs / 4
+
+
+def halved(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets) / 2
+
+
+@dataclass(frozen=True)
+class Own(NormEC):
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:
+        return super().message(update, state, key)
+
+
+def note_on_own_code(
+    loss: Any, layer: nn.Module, method: Any = METHOD, sets: Any = TensorDataset, **settings: Any
+) -> str:
+    clients = [sets(torch.ones(10, 4), torch.zeros(10, dtype=torch.long)) for _ in range(2)]
+    problem = Problem(nn.Sequential(layer, nn.Linear(4, 3)), loss, clients)
+    run = train(problem, method, lr=0.1, rounds=1, privacy=PRIVATE, seed=3, **settings)
+    assert run.privacy is not None
+    found = [note for note in run.privacy.notes if "of neither PyTorch nor normec" in note]
+    assert len(found) < 2
+    return found[0] if found else ""
+
+
+def test_code_of_the_users_own_that_computes_clients_is_named_beside_epsilon() -> None:
+    assert not note_on_own_code(F.cross_entropy, nn.Identity())
+    assert not note_on_own_code(nn.CrossEntropyLoss(), nn.Flatten(), NormEC(0.1, 0.1))
+    assert "if halved, of" in note_on_own_code(halved, nn.Identity())
+    assert "if halved, of" in note_on_own_code(partial(halved), nn.Identity())
+    assert "if Scaled and halved, of" in note_on_own_code(halved, nn.Sequential(Scaled(), Scaled()))
+    assert "if Own, of" in note_on_own_code(F.cross_entropy, nn.Identity(), Own(0.1, 0.1))
+    assert "if Fetched, of" in note_on_own_code(F.cross_entropy, nn.Identity(), sets=Fetched)
+    problem = FunctionProblem([lambda x: (x**2).sum(), lambda x: x.sum()], torch.zeros(3))
+    run = train(problem, METHOD, lr=0.1, rounds=1, privacy=PRIVATE)
+    assert run.privacy is not None
+    assert any("if <lambda>, of neither" in note for note in run.privacy.notes)
 
 
 class Sums:

@@ -15,6 +15,11 @@ from ...training.run_mechanism import RECORDED, message_weights_for, noise_name
 from .price import release_of
 from .terms import PlanTerms, RecordTerms
 
+OWN_CODE = (
+    "what a party's model or loss, if its code belongs to neither PyTorch nor normec, keeps of one record in global "
+    "variables, files or other objects, and uses for others"
+)
+
 
 def record_terms(
     privacy: Privacy | None, plan: Plan, records: Sequence[float] | None, parties: int
@@ -102,5 +107,7 @@ def mechanism_of(
         message_weights=message_weights_for(method, plan, privacy),
         weights=tuple(plan.weights.tolist()) if plan.weights is not None else (),
     )
-    gaps = (RECORDED,) if plan.diagnostics else ()
-    return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting), gaps=gaps)
+    gaps = [RECORDED] if plan.diagnostics else []
+    if privacy.record_clip is not None:
+        gaps.append(OWN_CODE)
+    return Mechanism(privacy, method, setting, plan.seed, noise_name(method, privacy, plan, setting), gaps=tuple(gaps))
