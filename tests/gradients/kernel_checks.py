@@ -8,6 +8,7 @@ The interpreter multiplies no matrices of bfloat16: those checks are for a GPU.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import math
 import os
@@ -216,9 +217,10 @@ CHECKS: tuple[Callable[[str], None], ...] = (
 
 
 def interpret_faster() -> None:
-    """Let Triton's interpreter replace the functions of `triton.language` once in a launch.
+    """Let Triton's interpreter do without what takes two thirds of its time and finds nothing here.
 
-    It does so again at every call of a function within a kernel, which takes a quarter of the time of the checks.
+    It replaces the functions of `triton.language` again at every call of a function within a kernel, not only at a
+    launch, and computes every sum and product of 32-bit integers a second time, in 64 bits, as a GPU does not.
     """
     from triton.runtime import interpreter
 
@@ -236,6 +238,8 @@ def interpret_faster() -> None:
         launch(self, *arguments, **words)
 
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = replace_once, launch_anew
+    builder = interpreter.interpreter_builder
+    builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
 
 
 def main() -> int:
