@@ -472,6 +472,19 @@ def test_what_code_kept_in_another_run_is_in_no_clipped_message(noise: str, tmp_
     assert float(np.linalg.norm(seen[0] - seen[1])) <= 1 / DIVISOR * (1 + 1e-9)
 
 
+def test_what_a_method_keeps_in_an_attribute_is_in_no_clipped_message(tmp_path: Path) -> None:
+    name = f"{OWN.with_name('wrong_methods.py')}:HiddenMomentum"
+    policy, seen = POLICY.model_copy(update={"methods": [name]}), []
+    for who, records in (("with", 7), ("without", 6)):
+        server = asking(tmp_path / who, oracle(records, squares), registry.build(name, {"tau": 1e3}))
+        server.party = Party(tmp_path / who, policy, oracle(records, squares), node="a")
+        for _ in range(2):
+            answer = server.ask(np.array(POINTS["an ordinary point"]), **RECORDS)
+            assert isinstance(answer, Reply)
+        seen.append(answer.message)
+    assert float(np.linalg.norm(seen[0] - seen[1])) <= 1 / DIVISOR * (1 + 1e-9)
+
+
 def test_a_record_that_occurs_twice_is_refused() -> None:
     inputs = torch.ones(4, 3, dtype=torch.float64)
     twice = torch.utils.data.Subset(TensorDataset(inputs, torch.ones(4, dtype=torch.float64)), [0, 1, 1])

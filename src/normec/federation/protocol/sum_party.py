@@ -149,9 +149,12 @@ class SumParty:
             raise Refused("terms", f"the terms are those of {terms.run}, the request belongs to {request.run}")
         policy = self.policy
         agreement = Agreement.read(terms, self._number, request.node, policy.classes, policy.largest_model)
-        contributor = SumContributor(
-            self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
-        )
+        try:
+            contributor = SumContributor(
+                self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
+            )
+        except UsageError as error:  # a method of the party's own that cannot be copied, for example
+            raise Refused("terms", str(error)) from None
         contributor.check()
         if len(self._open) >= MOST_OPEN:
             oldest = next(iter(self._open))
