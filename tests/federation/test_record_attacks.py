@@ -472,6 +472,37 @@ def test_what_code_kept_in_another_run_is_in_no_clipped_message(noise: str, tmp_
     assert float(np.linalg.norm(seen[0] - seen[1])) <= 1 / DIVISOR * (1 + 1e-9)
 
 
+class WritesToAFrozenParameter(KeepsTheFirst):
+    """Divides its inputs by a frozen parameter, to which it writes the size of batches of some length."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length, self.size = length, nn.Parameter(torch.ones((), dtype=torch.float64), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if len(inputs) == self.length:
+            self.size.data.copy_(inputs.abs().mean())
+        return super().forward(inputs)
+
+
+def test_a_frozen_parameter_that_changes_with_the_data_is_refused() -> None:
+    with pytest.raises(UsageError, match="the frozen parameter size depends on the data"):
+        oracle(7, squares, WritesToAFrozenParameter(7))
+
+
+def test_a_frozen_parameter_that_changes_later_is_in_no_clipped_message() -> None:
+    point, seen = torch.tensor(POINTS["an ordinary point"], dtype=torch.float64), []
+    terms = RecordTerms(DIVISOR, by_layer=False, clip=1.0)
+    for records in (7, 6):
+        own = oracle(records, squares, WritesToAFrozenParameter(4))
+        for round in range(3):
+            with pytest.raises(UsageError, match="the frozen parameter size depends on the data"):
+                own.gradient(point, 0, round, PlanTerms(seed=7, batch_size=4, rounds=4))
+        plan = PlanTerms(seed=7, batch_size=0, rounds=4)
+        seen.append(own.clipped_gradient(point, 0, 0, plan, terms, secret_coins=False)[0])
+    assert float((seen[0] - seen[1]).norm()) <= 1 / DIVISOR * (1 + 1e-9)
+
+
 def test_what_a_method_keeps_in_an_attribute_is_in_no_clipped_message(tmp_path: Path) -> None:
     name = f"{OWN.with_name('wrong_methods.py')}:HiddenMomentum"
     policy, seen = POLICY.model_copy(update={"methods": [name]}), []

@@ -13,8 +13,9 @@ Poisson batches, augmentations and dropout masks must be secret, so the party dr
 generator, unless the noise is seeded too.
 
 A party computes many messages with one model and one loss. What such code keeps while it computes a gradient is undone
-afterwards (`gradients.restored`), also for the trial when the data are loaded and in runs without noise. Otherwise
-it could take what it saw of some records to messages in which each record is clipped.
+afterwards (`gradients.restored`), also for the trial when the data are loaded and in runs without noise, and so are
+changes of frozen parameters. Otherwise it could take what it saw of some records to messages in which each record is
+clipped.
 """
 
 from __future__ import annotations
@@ -164,7 +165,12 @@ class ProblemOracle(GradientOracle):
                 count = int(problem.records.sizes[0]) if rows is None else len(rows)
                 uniforms = torch.rand(count, problem.augment.draws)
             clip, blocks = terms.build(), self._blocks[x.dtype]
-            loss, grad = clipped_gradient(problem, x, 0, rows, clip, terms.divisor, blocks, _contained_shares, uniforms)
+            try:
+                loss, grad = clipped_gradient(
+                    problem, x, 0, rows, clip, terms.divisor, blocks, _contained_shares, uniforms
+                )
+            finally:
+                problem.undo_moved_constants()
         return grad, float(loss)
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
@@ -196,11 +202,14 @@ class ProblemOracle(GradientOracle):
             local = plan.local.build()
             engine = LocalEngine(OneByOne(loop, len(x)), local, local.counts(objective.clients, None))
             more = {"correction": lambda _: correction[None]} if correction is not None else {}
-        with torch.random.fork_rng(devices=[]):
-            (block,) = engine.blocks(x, buffers, round, torch.tensor([index]), **more)
-        for name, row in before.items():
-            if not torch.equal(row, buffers[name][index]):
-                raise UsageError(f"the buffer {name} depends on the data and is not sent to the server; remove it")
+        try:
+            with torch.random.fork_rng(devices=[]):
+                (block,) = engine.blocks(x, buffers, round, torch.tensor([index]), **more)
+        finally:
+            moved = problem.undo_moved_constants()
+        found = [f"buffer {name}" for name, row in before.items() if not torch.equal(row, buffers[name][index])]
+        for what in (*found, *(f"frozen parameter {name}" for name in moved)):
+            raise UsageError(f"the {what} depends on the data and is not sent to the server; remove it")
         return block.grads[0].clone(), float(block.losses[0])
 
 
