@@ -120,6 +120,8 @@ class SumParty:
             self._note(request, refused.reason, refused.exact)
             return encode((SumRefusal(attempt, refused.reason),))
         answers = party.answers(requests)
+        if not party.usable:  # a full disk: the next request begins with what is on the disk, as after a restart
+            self._open.pop(request.run).close()
         for part in answers:
             if isinstance(part, SumRefusal):
                 self._note(request, part.reason, f"attempt {part.attempt}; see the party's log")

@@ -236,6 +236,11 @@ class Party:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def usable(self) -> bool:
+        """Whether the record can be written. After a write that failed, the party must be opened again."""
+        return self._record.usable
+
     def answer(self, data: bytes) -> bytes:
         """The answer to an exchange; a request that is refused is answered with one of a few fixed reasons."""
         try:
