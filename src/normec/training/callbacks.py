@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError, at_least, non_negative, one_of
+from ..gradients.restored import undone_after
 from ..problems.objective import Buffers, Objective
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import NOT_COVERED, UNNOISED, History, Row
@@ -72,7 +73,7 @@ class RunInProgress:
 
     def evaluate(self) -> dict[str, float]:
         """Return the results of the current model on the test and validation sets, as a row of history has them."""
-        with torch.random.fork_rng():
+        with undone_after(self._problem, self.private), torch.random.fork_rng():
             seed_generators(derive_seed(self._seed, "evaluation", self.round), self._state.x.device)
             return self._problem.evaluate(self._state.result, self._buffers())
 

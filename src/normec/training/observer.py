@@ -13,6 +13,7 @@ from ..algorithms.method import Steps
 from ..algorithms.operators import norms
 from ..errors import Diverged
 from ..gradients.engine import Block, Engine
+from ..gradients.restored import undone_after
 from ..problems.objective import Buffers, Objective
 from ..sampling.participation import Rotation
 from ..sampling.random_streams import derive_seed, seed_generators
@@ -88,7 +89,8 @@ class Observer:
             # For models that draw random numbers during evaluation.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
             buffers = gather_buffers(state.buffers, self._communicator)
-            measured = self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.result, buffers))
+            with undone_after(self._problem, self._mechanism is not None):  # closures are shared with the copies
+                measured = self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.result, buffers))
             self._measured |= measured.keys()
             row |= measured
         return row
