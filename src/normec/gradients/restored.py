@@ -28,6 +28,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .own_code import has_own_code, module_has_own_code, own_bases, own_classes
@@ -209,8 +210,8 @@ class UserState:
         stack.append(tuple(one for cell in self._cells for one in _contents(cell)))
         stack.append(tuple(one for slot, of in self._slots for one in _in_slot(slot, of)))
         stack += [tuple(vars(kind).values()) for kind in self._classes]
-        owned = tuple(value for held in self._owned for value in held.values() if value is not None)
-        copies |= {id(value): self._copy_of(value) for value in owned}
+        owned = tuple(value for held in self._owned for value in held.values())
+        copies |= {id(value): self._copy_of(value) for value in owned if value is not None and not is_lazy(value)}
         for module in self._modules:
             stack.append(tuple(value for name, value in vars(module).items() if name not in _OF_MODULES))
             stack.append(tuple(module._buffers.values()))
@@ -222,7 +223,7 @@ class UserState:
                 if type(value) in _SIMPLE:
                     continue
                 if isinstance(value, Tensor):
-                    if id(value) not in self._set_by_engines:
+                    if id(value) not in self._set_by_engines and not is_lazy(value):
                         copies[id(value)] = self._copy_of(value)
                 elif isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in seen:
                     seen.add(id(value))
