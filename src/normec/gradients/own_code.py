@@ -74,7 +74,7 @@ def own_names(part: Any) -> list[str]:
         return [name for one in _called(part) for name in own_names(one)]
     if isinstance(part, nn.Module):
         return [name for one in part.modules() for name in _names_in(one)] or ["a hook of all modules"]
-    return [getattr(part, "__qualname__", type(part).__name__).rpartition("<locals>.")[2]]
+    return [getattr(part, "__qualname__", type(part).__name__).rpartition("<locals>.")[2].rpartition(">.")[2]]
 
 
 def _names_in(module: nn.Module) -> list[str]:
