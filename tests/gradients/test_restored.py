@@ -380,6 +380,17 @@ def with_a_class_method() -> Callable[[Tensor, Tensor], Tensor]:
     return InClass.loss
 
 
+def with_a_static_method() -> Callable[[Tensor, Tensor], Tensor]:
+    class InClass(Kept):
+        calls, mean = 0, torch.zeros(3)
+
+        @staticmethod
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(outputs - Kept.late(InClass, outputs), targets)  # type: ignore[arg-type]
+
+    return InClass.loss
+
+
 def with_parameters_in_a_closure() -> Callable[[Tensor, Tensor], Tensor]:
     mean, calls = (nn.Parameter(torch.zeros(size), requires_grad=False) for size in (3, ()))
 
@@ -567,6 +578,7 @@ READING: dict[str, dict[str, Any]] = {
     "slots of a module": {"loss": ModuleWithSlots},
     "method of a module": {"model": with_a_method_of_a_module},
     "class method": {"loss": with_a_class_method},
+    "static method": {"loss": with_a_static_method},
     "parameters in a closure": {"loss": with_parameters_in_a_closure},
     "parameters in a list": {"model": ParametersInAList},
     "inference mode": {"loss": InInferenceMode},

@@ -112,11 +112,8 @@ class UserState:
         if isinstance(part, MethodType):
             self._add(part.__func__)
             part = part.__self__
-        if isinstance(part, type):  # of a class method, or in a variable of a closure
-            for kind in own_bases(part):
-                self._add_class(kind)
-            return
-        if part is None or id(part) in self._known:
+            self._add_bases(part)  # of a class method
+        if part is None or id(part) in self._known or isinstance(part, type):
             return
         if not has_own_code(part):
             if isinstance(part, nn.Module):
@@ -131,8 +128,11 @@ class UserState:
             self._add(part.func)
             self._add_contents([*part.args, part.keywords])
         if isinstance(part, FunctionType):
+            held = [one for cell in part.__closure__ or () for one in _contents(cell)]
             self._cells += part.__closure__ or ()
-            self._add_contents([one for cell in part.__closure__ or () for one in _contents(cell)])
+            self._add_contents(held)
+            for one in held:
+                self._add_bases(one)
             self._add_contents([*(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values()])
         if hasattr(part, "__dict__"):
             self._add_contents(vars(part))
@@ -145,6 +145,11 @@ class UserState:
             slots = [slot for slot in known if isinstance(slot, MemberDescriptorType)]
             self._slots += [(slot, part) for slot in slots]
             self._look_up([one for slot in slots for one in _in_slot(slot, part)])
+            self._add_class(kind)
+
+    def _add_bases(self, part: object) -> None:
+        """Look up what a class and its bases can keep; nothing if the part is not a class."""
+        for kind in own_bases(part) if isinstance(part, type) else ():
             self._add_class(kind)
 
     def _add_class(self, kind: type) -> None:
