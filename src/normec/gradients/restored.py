@@ -274,13 +274,6 @@ def state_of(problem: Problem) -> UserState:
     return known[1]
 
 
-def undone_after(problem: object, private: bool) -> AbstractContextManager[None]:
-    """Return a context that undoes in a private run what the code of a problem keeps."""
-    from ..problems.problem import Problem
-
-    return state_of(problem).restored() if private and isinstance(problem, Problem) else nullcontext()
-
-
 def forgetful(problem: Problem) -> Problem:
     """Return the problem with an augmentation, a transform and a penalty that keep nothing between two calls."""
     found = copy.copy(problem)

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError, at_least, non_negative, one_of
-from ..gradients.restored import undone_after
+from ..gradients.restored import state_of
 from ..problems.objective import Buffers, Objective
+from ..problems.problem import Problem
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import NOT_COVERED, UNNOISED, History, Row
 
 if TYPE_CHECKING:
     from .run import Run, State
+
+
+def undone_after(problem: Objective, private: bool) -> AbstractContextManager[None]:
+    """Return a context that undoes in a private run what the code of a problem keeps where copies of it share it."""
+    return state_of(problem).restored() if private and isinstance(problem, Problem) else nullcontext()
 
 
 class RunInProgress:

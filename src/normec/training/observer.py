@@ -13,12 +13,11 @@ from ..algorithms.method import Steps
 from ..algorithms.operators import norms
 from ..errors import Diverged
 from ..gradients.engine import Block, Engine
-from ..gradients.restored import undone_after
 from ..problems.objective import Buffers, Objective
 from ..sampling.participation import Rotation
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import COLUMNS, History, Row
-from .callbacks import Callback
+from .callbacks import Callback, undone_after
 from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, gather_buffers, local_part
 from .memory_table import read_rows
