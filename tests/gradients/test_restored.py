@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from types import MethodType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
 from normec import Compute, LocalSteps, Privacy, Problem, models, train
@@ -367,6 +369,112 @@ def with_methods_that_close_over_a_list() -> Callable[[Tensor, Tensor], Tensor]:
     return InMethod()
 
 
+def with_a_class_method() -> Callable[[Tensor, Tensor], Tensor]:
+    class InClass(Kept):
+        calls, mean = 0, torch.zeros(3)
+
+        @classmethod
+        def loss(cls, outputs: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(outputs - Kept.late(cls, outputs), targets)  # type: ignore[arg-type]
+
+    return InClass.loss
+
+
+def with_a_static_method() -> Callable[[Tensor, Tensor], Tensor]:
+    class InClass(Kept):
+        calls, mean = 0, torch.zeros(3)
+
+        @staticmethod
+        def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(outputs - Kept.late(InClass, outputs), targets)  # type: ignore[arg-type]
+
+    return InClass.loss
+
+
+def with_parameters_in_a_closure() -> Callable[[Tensor, Tensor], Tensor]:
+    mean, calls = (nn.Parameter(torch.zeros(size), requires_grad=False) for size in (3, ()))
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        before = mean.clone()
+        calls.add_(1)
+        mean.copy_(outputs.detach().mean(0))
+        return F.cross_entropy(outputs - before if calls > LATE else outputs, targets)
+
+    return loss
+
+
+class ParametersInAList(Mean):
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [nn.Parameter(torch.zeros(size), requires_grad=False) for size in (4, ())]
+
+    def forward(self, input: Tensor) -> Tensor:
+        mean, calls = self.held
+        before = mean.clone()
+        calls.add_(1)
+        mean.copy_(input.detach().mean(0))
+        return nn.Linear.forward(self, input - before if calls > LATE else input)
+
+
+class InInferenceMode(Loss):
+    def __init__(self) -> None:
+        with torch.inference_mode():
+            self.mean, self.seen = torch.zeros(3), torch.zeros(())
+
+    def late(self, seen: Tensor) -> Tensor:
+        before = self.mean.clone()
+        with torch.inference_mode():
+            self.seen += 1
+            self.mean.copy_(seen.mean(0))
+        return before if self.seen > LATE else torch.zeros(())
+
+
+def in_a_function_of_pytorch() -> Callable[[Tensor, Tensor], Tensor]:
+    return partial(checkpoint, Loss(), use_reentrant=False)
+
+
+class InEmbedding(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(2, 3, _weight=torch.zeros(2, 3))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        mean, calls = self.table.weight.detach().clone()
+        with torch.no_grad():
+            self.table.weight[0] = outputs.mean(0)
+            self.table.weight[1] += 1
+        return F.cross_entropy(outputs - mean if calls[0] >= LATE else outputs, targets)
+
+
+class HoldsEmbedding:
+    def __init__(self) -> None:
+        self.inner = InEmbedding().table
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return InEmbedding.forward(SimpleNamespace(table=self.inner), outputs, targets)  # type: ignore[arg-type]
+
+
+class ModuleWithSlots(nn.Module):
+    __slots__ = ("calls", "mean")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.mean = 0, torch.zeros(3)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return InSlots.__call__(self, outputs, targets)  # type: ignore[arg-type]
+
+
+def with_a_method_of_a_module() -> nn.Module:
+    model, late = nn.Linear(4, 3), Kept().late
+
+    def forward(self: nn.Linear, input: Tensor) -> Tensor:
+        return nn.Linear.forward(self, input - late(input))
+
+    model.forward = MethodType(forward, model)  # type: ignore[method-assign]
+    return model
+
+
 class Centre(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -465,6 +573,16 @@ READING: dict[str, dict[str, Any]] = {
     "centre": {"loss": Centre},
     "statistics": {"loss": Statistics},
     "parameters": {"model": NewParameters},
+    "embedding": {"loss": InEmbedding},
+    "embedding in an object": {"loss": HoldsEmbedding},
+    "slots of a module": {"loss": ModuleWithSlots},
+    "method of a module": {"model": with_a_method_of_a_module},
+    "class method": {"loss": with_a_class_method},
+    "static method": {"loss": with_a_static_method},
+    "parameters in a closure": {"loss": with_parameters_in_a_closure},
+    "parameters in a list": {"model": ParametersInAList},
+    "inference mode": {"loss": InInferenceMode},
+    "function of PyTorch": {"loss": in_a_function_of_pytorch},
 }
 ONE_BY_ONE = MODELS | LOSSES | INPUTS | OBJECTS | READING | {"loss in place": {"loss": LossInPlace}}
 BY_VMAP = {"counter": MODELS["counter"]} | LOSSES | INPUTS

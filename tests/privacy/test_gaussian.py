@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -150,3 +151,14 @@ def test_one_by_one_is_the_same_as_all_at_once(z: float, rounds: int) -> None:
     for _ in range(min(rounds, 400)):
         account.add(Event(z))
     assert account.mu == pytest.approx(math.sqrt(min(rounds, 400)) / z, rel=1e-15)
+
+
+def test_numbers_of_single_precision_are_added_up_in_double_precision() -> None:
+    z: Any = np.float32(1.1)
+    d: Any = np.float32(1e-5)
+    e: Any = np.float32(2.5)
+    count: Any = np.int32(1000)
+    plain = Account(float(d), [Event(float(z), count=1000)])
+    assert Account(d, [Event(z, count=count)]).epsilon() == plain.epsilon()
+    assert delta(e, z) == delta(float(e), float(z))
+    assert mu_for(e, d) == mu_for(float(e), float(d))

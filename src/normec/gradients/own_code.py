@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_modules
+from torch.utils._pytree import tree_leaves
 
 
 def has_own_code(part: Any) -> bool:
     """Whether a model or a loss calls code that belongs neither to PyTorch nor to this library."""
     if type(part) is partial:
-        return has_own_code(part.func)
+        return any(map(has_own_code, _called(part)))
     if not isinstance(part, nn.Module):
         return _is_foreign(part)
     return torch_modules._has_any_global_hook() or any(map(module_has_own_code, part.modules()))
@@ -48,26 +49,50 @@ _MADE_OF_OWN_CODE = (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch.fx.
 _MADE_AT_RUN_TIME = 1 << 9  # the flag of such classes, Py_TPFLAGS_HEAPTYPE
 
 
+_KNOWN = ("torch", __package__.partition(".")[0], "typing", "abc")  # the last two have bases of PyTorch's classes
+
+
 def _outside(module: object) -> bool:
-    return str(module).partition(".")[0] not in ("torch", __package__.partition(".")[0])
+    return str(module).partition(".")[0] not in _KNOWN
 
 
 def own_classes(thing: object) -> list[type]:
     """The classes of an object that are neither PyTorch's nor this library's, and whose attributes can be assigned."""
-    return [
-        kind for kind in type(thing).__mro__[:-1] if _outside(kind.__module__) and kind.__flags__ & _MADE_AT_RUN_TIME
-    ]
+    return own_bases(type(thing))
+
+
+def own_bases(kind: type) -> list[type]:
+    """A class and its bases, as far as they are neither PyTorch's nor this library's and can be assigned to."""
+    return [one for one in kind.__mro__[:-1] if _outside(one.__module__) and one.__flags__ & _MADE_AT_RUN_TIME]
 
 
 def own_names(part: Any) -> list[str]:
     """The names of the classes and functions of the user's own that a model, a loss or another part consists of."""
     if part is None or not has_own_code(part):
         return []
-    if isinstance(part, partial):
-        return own_names(part.func)
+    if type(part) is partial:
+        return [name for one in _called(part) for name in own_names(one)]
     if isinstance(part, nn.Module):
-        return [type(one).__name__ for one in part.modules() if module_has_own_code(one)] or ["a hook of all modules"]
-    return [getattr(part, "__qualname__", type(part).__name__).rpartition("<locals>.")[2]]
+        return [name for one in part.modules() for name in _names_in(one)] or ["a hook of all modules"]
+    return [getattr(part, "__qualname__", type(part).__name__).rpartition("<locals>.")[2].rpartition(">.")[2]]
+
+
+def _names_in(module: nn.Module) -> list[str]:
+    """The names of the user's own code in a module, apart from those inside it."""
+    kind = type(module).__name__
+    if _is_foreign(module):
+        return [str(getattr(module, "original_name", kind))]  # of a class that was compiled to TorchScript
+    held = (*module.parameters(recurse=False), *module.buffers(recurse=False))
+    names = [
+        name for value in vars(module).values() if callable(value) and _is_foreign(value) for name in own_names(value)
+    ]
+    names += [type(one).__name__ for one in held if _is_foreign(one)]
+    return names + [f"a hook of {kind}"] * is_hooked(module)
+
+
+def _called(part: partial[Any]) -> list[Any]:
+    """The function of a partial one, and what it is given that it may call."""
+    return [part.func, *filter(callable, tree_leaves((part.args, part.keywords)))]
 
 
 def is_hooked(module: Any) -> bool:

@@ -8,9 +8,10 @@ records within a block.
 What is restored: the attributes, slots and buffers of models, losses, transforms, augmentations and penalties, of the
 modules and functions that they hold, of the objects whose methods they hold, and of the classes of all these; what a
 function or a method keeps in its closure, its default values and its attributes; lists, dicts and sets among all these,
-and tensors that were changed in place. Frozen parameters of a model are not changed back, because a run that changes
-them is refused. What stays changed are global variables, other objects that an attribute or a closure holds (NumPy
-arrays, meters, generators), tensors that were changed through their `data`, data sets, and files.
+and tensors that were changed in place, parameters of losses and of other parts included. Frozen parameters of a model
+are not changed back, because a run that changes them is refused. What stays changed are global variables, other objects
+that an attribute or a closure holds (NumPy arrays, meters, generators), tensors that were changed through their `data`,
+data sets, and files.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .own_code import has_own_code, module_has_own_code, own_classes
+from .own_code import has_own_code, module_has_own_code, own_bases, own_classes
 
 if TYPE_CHECKING:
     from ..problems.problem import Problem
@@ -54,7 +56,7 @@ class UserState:
         `attributes_of`: an object of which only the attributes are restored, and not what is in them.
         """
         self._modules: list[nn.Module] = []  # with code of the user's own
-        self._owned: list[dict[str, Any]] = []  # parameters and buffers of these modules, and buffers of PyTorch's own
+        self._owned: list[dict[str, Any]] = []  # parameters and buffers, also of PyTorch's own modules
         self._shallow: list[Any] = []  # dicts whose values are restored
         self._deep: list[Any] = []  # dicts and lists that are restored with the containers and tensors in them
         self._cells: list[CellType] = []
@@ -65,13 +67,14 @@ class UserState:
         if hasattr(attributes_of, "__dict__"):
             self._shallow.append(vars(attributes_of))
         self._trained = frozenset(map(id, model.modules())) if model is not None else frozenset()
+        self._set_by_engines = frozenset(map(id, model.parameters())) if model is not None else frozenset()
         for part in (model, *parts):
             self._add(part)
         if self:
             self._walk()  # copies the tensors before anything traces or records a pass
 
     def __bool__(self) -> bool:
-        return bool(self._shallow or self._deep)
+        return bool(self._shallow or self._deep or self._slots or self._classes)
 
     def restored(self) -> AbstractContextManager[None]:
         """Return a context that undoes at its end what the code has kept since its beginning."""
@@ -107,12 +110,14 @@ class UserState:
     def _add(self, part: Any) -> None:
         """Look up what a part can keep, and the modules and functions that it calls."""
         if isinstance(part, MethodType):
+            self._add(part.__func__)
             part = part.__self__
+            self._add_bases(part)  # of a class method
         if part is None or id(part) in self._known or isinstance(part, type):
             return
         if not has_own_code(part):
             if isinstance(part, nn.Module):
-                self._add_buffers(part)
+                self._add_tensors(part)
             return
         if isinstance(part, nn.Module):
             for module in part.modules():
@@ -123,16 +128,28 @@ class UserState:
             self._add(part.func)
             self._add_contents([*part.args, part.keywords])
         if isinstance(part, FunctionType):
+            held = [one for cell in part.__closure__ or () for one in _contents(cell)]
             self._cells += part.__closure__ or ()
-            self._add_contents([one for cell in part.__closure__ or () for one in _contents(cell)])
+            self._add_contents(held)
+            for one in held:
+                self._add_bases(one)
             self._add_contents([*(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values()])
         if hasattr(part, "__dict__"):
             self._add_contents(vars(part))
+        self._add_classes(part)
+
+    def _add_classes(self, part: object) -> None:
+        """Look up what is in the slots of an object, and what its classes can keep."""
         for kind in own_classes(part):
             known = vars(kind).values() if "__slots__" in vars(kind) else ()
             slots = [slot for slot in known if isinstance(slot, MemberDescriptorType)]
             self._slots += [(slot, part) for slot in slots]
             self._look_up([one for slot in slots for one in _in_slot(slot, part)])
+            self._add_class(kind)
+
+    def _add_bases(self, part: object) -> None:
+        """Look up what a class and its bases can keep; nothing if the part is not a class."""
+        for kind in own_bases(part) if isinstance(part, type) else ():
             self._add_class(kind)
 
     def _add_class(self, kind: type) -> None:
@@ -160,22 +177,20 @@ class UserState:
             self._modules.append(module)
             self._shallow += hooks
             self._look_up([vars(module), *hooks])
-            for kind in own_classes(module):
-                self._add_class(kind)
-            if id(module) not in self._trained:
-                self._owned += module._buffers, module._parameters
-        elif id(module) not in self._trained:
-            self._owned.append(module._buffers)
+            self._add_classes(module)
+        if id(module) not in self._trained:
+            self._owned += module._buffers, module._parameters
 
-    def _add_buffers(self, part: nn.Module) -> None:
-        """Look up the buffers of a module of PyTorch that code of the user's own holds."""
+    def _add_tensors(self, part: nn.Module) -> None:
+        """Look up the buffers and parameters of a module of PyTorch that code of the user's own holds."""
         if not self._known:  # nothing but the module itself can read them
             return
         for module in part.modules():
-            if id(module) not in self._known and id(module) not in self._trained and module._buffers:
+            held = [one for one in (module._buffers, module._parameters) if one]
+            if id(module) not in self._known and id(module) not in self._trained and held:
                 self._known[id(module)] = module
-                self._shallow.append(module._buffers)
-                self._owned.append(module._buffers)
+                self._shallow += held
+                self._owned += held
 
     def _add_contents(self, held: Any) -> None:
         self._deep.append(held)
@@ -200,8 +215,8 @@ class UserState:
         stack.append(tuple(one for cell in self._cells for one in _contents(cell)))
         stack.append(tuple(one for slot, of in self._slots for one in _in_slot(slot, of)))
         stack += [tuple(vars(kind).values()) for kind in self._classes]
-        owned = tuple(value for held in self._owned for value in held.values() if value is not None)
-        copies |= {id(value): self._copy_of(value) for value in owned if not value.is_inference()}
+        owned = tuple(value for held in self._owned for value in held.values())
+        copies |= {id(value): self._copy_of(value) for value in owned if value is not None and not is_lazy(value)}
         for module in self._modules:
             stack.append(tuple(value for name, value in vars(module).items() if name not in _OF_MODULES))
             stack.append(tuple(module._buffers.values()))
@@ -213,7 +228,7 @@ class UserState:
                 if type(value) in _SIMPLE:
                     continue
                 if isinstance(value, Tensor):
-                    if not isinstance(value, nn.Parameter) and not value.is_inference():
+                    if id(value) not in self._set_by_engines and not is_lazy(value):
                         copies[id(value)] = self._copy_of(value)
                 elif isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in seen:
                     seen.add(id(value))
@@ -222,6 +237,9 @@ class UserState:
         return before, [tensor for tensor, _, _ in copies.values()]
 
     def _copy_of(self, tensor: Tensor) -> tuple[Tensor, int, Tensor]:
+        if tensor.is_inference():
+            with _disable_current_modes(), torch.inference_mode():
+                return tensor, -1, tensor.clone()
         known = self._copies.get(id(tensor))
         if known is not None and known[1] == tensor._version:
             return known
@@ -230,6 +248,10 @@ class UserState:
 
     def _restore_tensor(self, tensor: Tensor) -> None:
         _, version, copied = self._copies[id(tensor)]
+        if tensor.is_inference():  # it has no version
+            with _disable_current_modes(), torch.inference_mode():
+                tensor.copy_(copied)
+            return
         if tensor._version == version:
             return
         with _disable_current_modes(), torch.no_grad():

@@ -60,6 +60,9 @@ class Event:
         positive(multiplier=self.multiplier)
         fraction(rate=self.rate)
         at_least(1, count=self.count)
+        # NumPy's numbers of single precision would be added up in it.
+        for name, kind in (("multiplier", float), ("rate", float), ("count", int)):
+            object.__setattr__(self, name, kind(getattr(self, name)))
 
 
 class Account:
@@ -82,7 +85,7 @@ class Account:
 
     def __init__(self, delta: float, events: Iterable[Event] = (), planned: Iterable[Event] = ()) -> None:
         open_unit(delta=delta)
-        self.delta = delta
+        self.delta = float(delta)
         self.releases = 0
         self._square, self._lost = 0.0, 0.0  # μ² of the releases that are not sampled, summed after Neumaier
         self._sampled: dict[tuple[float, float], int] = {}

@@ -89,7 +89,7 @@ def delta(epsilon: float, mu: float) -> float:
     """The smallest δ for which μ-GDP implies (ε, δ)-DP."""
     non_negative(epsilon=epsilon)
     _known_mu(mu)
-    return math.exp(log_delta(epsilon, mu))
+    return math.exp(log_delta(float(epsilon), float(mu)))
 
 
 def epsilon(mu: float, delta: float) -> float:
@@ -128,6 +128,7 @@ def mu_for(epsilon_target: float, delta: float) -> float:
     """The largest μ whose ε at `delta` is at most `epsilon_target` (within rounding, from below)."""
     non_negative(epsilon=epsilon_target)
     open_unit(delta=delta)
+    epsilon_target, delta = float(epsilon_target), float(delta)
     goal = math.log(delta)
 
     def excess(log_mu: float) -> float:

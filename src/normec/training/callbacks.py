@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError, at_least, non_negative, one_of
+from ..gradients.restored import state_of
 from ..problems.objective import Buffers, Objective
+from ..problems.problem import Problem
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import NOT_COVERED, UNNOISED, History, Row
 
 if TYPE_CHECKING:
     from .run import Run, State
+
+
+def undone_after(problem: Objective, private: bool) -> AbstractContextManager[None]:
+    """Return a context that undoes in a private run what the code of a problem keeps where copies of it share it."""
+    return state_of(problem).restored() if private and isinstance(problem, Problem) else nullcontext()
 
 
 class RunInProgress:
@@ -72,7 +80,7 @@ class RunInProgress:
 
     def evaluate(self) -> dict[str, float]:
         """Return the results of the current model on the test and validation sets, as a row of history has them."""
-        with torch.random.fork_rng():
+        with undone_after(self._problem, self.private), torch.random.fork_rng():
             seed_generators(derive_seed(self._seed, "evaluation", self.round), self._state.x.device)
             return self._problem.evaluate(self._state.result, self._buffers())
 

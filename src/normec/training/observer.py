@@ -17,7 +17,7 @@ from ..problems.objective import Buffers, Objective
 from ..sampling.participation import Rotation
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import COLUMNS, History, Row
-from .callbacks import Callback
+from .callbacks import Callback, undone_after
 from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, gather_buffers, local_part
 from .memory_table import read_rows
@@ -88,7 +88,8 @@ class Observer:
             # For models that draw random numbers during evaluation.
             seed_generators(derive_seed(self._plan.seed, "evaluation", state.round), state.x.device)
             buffers = gather_buffers(state.buffers, self._communicator)
-            measured = self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.result, buffers))
+            with undone_after(self._problem, self._mechanism is not None):  # closures are shared with the copies
+                measured = self._communicator.on_rank_zero(lambda: self._problem.evaluate(state.result, buffers))
             self._measured |= measured.keys()
             row |= measured
         return row

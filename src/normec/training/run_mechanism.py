@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Subset
+from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from ..algorithms.averaging import Averaging
 from ..algorithms.local_steps import LocalSteps
@@ -238,12 +238,16 @@ def _own_code(problem: Objective, method: Method) -> list[str]:
 def _datasets(problem: Problem) -> tuple[object, ...]:
     """Return one data set of each class of the user's own, whose items are read during the run."""
     found: dict[type, object] = {}
-    for dataset in problem.records.datasets if isinstance(problem.records, FetchedRecords) else ():
-        inner = dataset
-        while type(inner) is Subset:
-            inner = inner.dataset
-        if own_classes(inner):
-            found.setdefault(type(inner), inner)
+    waiting: list[Any] = list(problem.records.datasets) if isinstance(problem.records, FetchedRecords) else []
+    while waiting:
+        dataset = waiting.pop()
+        if type(dataset) is Subset:
+            waiting.append(dataset.dataset)
+        elif type(dataset) in (ConcatDataset, StackDataset):
+            held = dataset.datasets
+            waiting += held.values() if isinstance(held, dict) else held
+        elif own_classes(dataset):
+            found.setdefault(type(dataset), dataset)
     return tuple(found.values())
 
 

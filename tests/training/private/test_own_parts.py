@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import TensorDataset
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import ConcatDataset, Dataset, StackDataset, TensorDataset
 
 from normec import (
     DPSGD,
@@ -92,6 +93,18 @@ def halved(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets) / 2
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    return x.relu().square()
+
+
+def fetched_in_two_parts(inputs: Tensor, targets: Tensor) -> Dataset[Any]:
+    return ConcatDataset([Fetched(inputs[:4], targets[:4]), Fetched(inputs[4:], targets[4:])])
+
+
+def of_two_sets(inputs: Tensor, targets: Tensor) -> Dataset[Any]:
+    return ConcatDataset([StackDataset(inputs, targets), TensorDataset(inputs, targets)])
+
+
 @dataclass(frozen=True)
 class Own(NormEC):
     def message(self, update: Tensor, state: Any, key: Any = None) -> Any:
@@ -113,11 +126,20 @@ def note_on_own_code(
 def test_code_of_the_users_own_that_computes_clients_is_named_beside_epsilon() -> None:
     assert not note_on_own_code(F.cross_entropy, nn.Identity())
     assert not note_on_own_code(nn.CrossEntropyLoss(), nn.Flatten(), NormEC(0.1, 0.1))
+    assert not note_on_own_code(F.cross_entropy, nn.Identity(), sets=of_two_sets)
     assert "if halved, of" in note_on_own_code(halved, nn.Identity())
     assert "if halved, of" in note_on_own_code(partial(halved), nn.Identity())
     assert "if Scaled and halved, of" in note_on_own_code(halved, nn.Sequential(Scaled(), Scaled()))
     assert "if Own, of" in note_on_own_code(F.cross_entropy, nn.Identity(), Own(0.1, 0.1))
     assert "if Fetched, of" in note_on_own_code(F.cross_entropy, nn.Identity(), sets=Fetched)
+    assert "if Fetched, of" in note_on_own_code(F.cross_entropy, nn.Identity(), sets=fetched_in_two_parts)
+    twice = partial(checkpoint, halved, use_reentrant=False)  # a function of PyTorch that calls it
+    assert "if halved, of" in note_on_own_code(twice, nn.Identity())
+    hooked = nn.Identity()
+    hooked.register_forward_hook(lambda _, given, found: found + given[0])
+    assert "if a hook of Identity, of" in note_on_own_code(F.cross_entropy, hooked)
+    squared = nn.TransformerEncoderLayer(4, 2, 8, activation=squared_relu, dropout=0.0, batch_first=True)
+    assert "if squared_relu, of" in note_on_own_code(F.cross_entropy, squared)
     problem = FunctionProblem([lambda x: (x**2).sum(), lambda x: x.sum()], torch.zeros(3))
     run = train(problem, METHOD, lr=0.1, rounds=1, privacy=PRIVATE)
     assert run.privacy is not None

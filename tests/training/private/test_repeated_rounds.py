@@ -20,6 +20,7 @@ from normec import (
     Clip,
     Compute,
     ErrorFeedback,
+    Logging,
     Method,
     NormEC,
     Privacy,
@@ -328,3 +329,40 @@ def test_the_number_of_threads_stays_that_of_the_run() -> None:
     train(of, NormEC(0.1, 0.1), lr=0.1, rounds=4, **options)
     numbers = [seen.get() for _ in range(seen.qsize())]
     assert set(numbers[-12:]) == {1}
+
+
+def counting_loss(after: int) -> Any:
+    """A loss that becomes steeper with every call after so many; what it counts lies in its closure."""
+    calls = 0
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return F.cross_entropy(outputs * (1 + max(0, calls - after)), targets)
+
+    return loss
+
+
+class Evaluates(StopAt):
+    def round(self, round: int) -> None:
+        self.run.evaluate()
+        super().round(round)
+
+
+def test_an_evaluation_changes_nothing_that_later_rounds_compute(tmp_path: Path) -> None:
+    """A new process has not evaluated the earlier rounds, so its sums would be others, under the same noise."""
+
+    def evaluated() -> Problem:
+        torch.manual_seed(0)
+        data = [TensorDataset(torch.randn(6, 5), torch.randint(0, 3, (6,))) for _ in range(4)]
+        test = TensorDataset(torch.randn(6, 5), torch.randint(0, 3, (6,)))
+        return Problem(nn.Linear(5, 3), counting_loss(60), data, test=test)
+
+    options: dict[str, Any] = {"lr": 0.1, "rounds": 50, "privacy": PRIVACY, "seed": 0}
+    options["logging"] = Logging(every=1, evaluate_every=1)
+    runs = []
+    for rounds in (50, 2):  # after round 2, the second process goes on with a loss that has counted nothing
+        folder = tmp_path / str(rounds)
+        train(evaluated(), "normec", callbacks=[Evaluates(rounds)], out=folder, **options)
+        runs.append(train(evaluated(), "normec", callbacks=[Evaluates(50)], out=folder, **options))
+    assert torch.equal(runs[0].x, runs[1].x)
