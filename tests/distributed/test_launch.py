@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,28 @@ def test_a_job_that_is_told_to_stop_is_not_started_again(
     thread.join()
     assert begun(tmp_path) == ["0 in attempt 0", "1 in attempt 0"]
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_that_is_being_started_is_told_to_stop_too(
+    number: int, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when the process of rank 1 exists and its start has not returned: it would wait for ever."""
+    started = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            started.append(self)
+            if len(started) == 2:
+                os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(launch, "_PATIENCE", LIMIT)
+    monkeypatch.setattr(launch, "_PATIENCE_AFTER_KILL", LIMIT)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    hear = f"signal.signal(signal.SIGINT, signal.SIG_DFL); signal.alarm({LIMIT:.0f}); {FOREVER}"
+    assert launch.launch(ranks(hear, hear, hear), 3, max_restarts=3) == 128 + number
+    assert [process.returncode for process in started] == [-number, -number]
 
 
 def test_a_rank_whose_launcher_is_gone_ends_before_it_imports_anything_heavy() -> None:

@@ -132,7 +132,7 @@ class _Job:
 
     def __init__(self, statuses: Sequence[RankStatus]) -> None:
         """`statuses`: where to record that a rank was killed, for each rank."""
-        self.asked = False
+        self._signal: int | None = None  # the last one that was passed on
         self._statuses = statuses
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._endings: dict[int, _Ending] = {}  # in the order in which they were detected
@@ -160,16 +160,22 @@ class _Job:
         """Start the next rank. Its output goes to `errors`; with None, it is printed."""
         if self.asked:
             return
-        self._ranks.append(
-            subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=None if errors is None else subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,  # the launcher passes Ctrl-C on, once
-            )
+        rank = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=None if errors is None else subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,  # the launcher passes Ctrl-C on, once
         )
+        self._ranks.append(rank)
+        if self._signal is not None:  # it came during the start, and the rank would wait for others that never come
+            rank.send_signal(self._signal)
+
+    @property
+    def asked(self) -> bool:
+        """Whether the job was asked to stop."""
+        return self._signal is not None
 
     def wait(self) -> list[_Ending]:
         """Wait until all ranks have ended; after a failure, the others are killed if they do not end soon."""
@@ -215,7 +221,7 @@ class _Job:
             print(f"rank {number} (process {process}) was killed but does not end; check the process", file=sys.stderr)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.asked = True
+        self._signal = number
         for rank in self._ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
