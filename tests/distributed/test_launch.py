@@ -130,6 +130,22 @@ def test_a_rank_that_is_being_started_is_told_to_stop_too(
     assert [process.returncode for process in started] == [-number, -number]
 
 
+def test_a_job_that_ctrl_c_stops_ends_like_one_however_its_ranks_end(ranks: Ranks, tmp_path: Path) -> None:
+    """Python ends with 1 where Ctrl-C comes while it imports a package."""
+    os.mkfifo(tmp_path / "ready")
+    rank = "try:\n open(folder / 'ready', 'w').write('ready')\n signal.pause()\nexcept KeyboardInterrupt:\n sys.exit(1)"
+
+    def stop() -> None:
+        with (tmp_path / "ready").open() as pipe:
+            pipe.read()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert launch.launch(ranks(rank), 1, max_restarts=3) == 130
+    thread.join()
+
+
 def test_a_rank_whose_launcher_is_gone_ends_before_it_imports_anything_heavy() -> None:
     """Imports take seconds, and a rank that is killed with its launcher must not outlive it for so long."""
     environment = {**ENVIRONMENT, PARENT: "1", "RANK": "0", "WORLD_SIZE": "2"}
