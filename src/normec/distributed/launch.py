@@ -171,8 +171,7 @@ class _Job:
             start_new_session=True,  # the launcher passes Ctrl-C on, once
         )
         self._ranks.append(rank)
-        if self.asked is not None:  # it came during the start, and the rank would wait for others that never come
-            rank.send_signal(self.asked)
+        self._tell([rank])  # a signal that came during the start; the rank would wait for others that never come
 
     def wait(self) -> list[_Ending]:
         """Wait until all ranks have ended; after a failure, the others are killed if they do not end soon."""
@@ -219,9 +218,13 @@ class _Job:
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.asked = number
-        for rank in self._ranks:
-            if rank.poll() is None:
-                rank.send_signal(number)
+        self._tell(self._ranks)
+
+    def _tell(self, ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+        """Pass the signal that asked the job to stop on to ranks, if there was one."""
+        for rank in ranks:
+            if self.asked is not None and rank.poll() is None:
+                rank.send_signal(self.asked)
 
 
 def _relay(rank: int, notes: IO[bytes]) -> None:
