@@ -14,6 +14,9 @@ def main() -> None:
     except ModuleNotFoundError as error:
         print(f"error: the command line needs {error.name}: pip install 'normec[all]'", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command continues where it stopped", file=sys.stderr)
+        sys.exit(130)
     keep_freed_memory()
     sys.exit(run())
 

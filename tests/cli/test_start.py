@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from normec.__main__ import main
 from normec.cli.app import app
 
 from ..support.forks import ENVIRONMENT
@@ -92,6 +93,23 @@ def test_closed_forms_of_privacy_need_no_torch() -> None:
     printed = python(CLOSED_FORMS)
     assert "epsilon = 8 at delta" in printed
     assert printed.split("TORCH")[1:] == [" False\n", " True\n"]
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_said_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        @staticmethod
+        def find_spec(name: str, *_: object) -> None:
+            if name == "normec.cli.app":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "normec.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "error: interrupted; the same command continues where it stopped\n"
 
 
 def test_a_superlink_needs_no_torch() -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +106,44 @@ def test_a_job_that_is_told_to_stop_is_not_started_again(
     thread.join()
     assert begun(tmp_path) == ["0 in attempt 0", "1 in attempt 0"]
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_that_is_being_started_is_told_to_stop_too(
+    number: int, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal comes when the process of rank 1 exists and its start has not returned: it would wait for ever."""
+    started = []
+
+    class Popen(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **more: Any) -> None:
+            super().__init__(*arguments, **more)
+            started.append(self)
+            if len(started) == 2:
+                os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(launch, "_PATIENCE", LIMIT)
+    monkeypatch.setattr(launch, "_PATIENCE_AFTER_KILL", LIMIT)
+    monkeypatch.setattr(subprocess, "Popen", Popen)
+    hear = f"signal.signal(signal.SIGINT, signal.SIG_DFL); signal.alarm({LIMIT:.0f}); {FOREVER}"
+    assert launch.launch(ranks(hear, hear, hear), 3, max_restarts=3) == 128 + number
+    assert [process.returncode for process in started] == [-number, -number]
+
+
+def test_a_job_that_ctrl_c_stops_ends_like_one_however_its_ranks_end(ranks: Ranks, tmp_path: Path) -> None:
+    """Python ends with 1 where Ctrl-C comes while it imports a package."""
+    os.mkfifo(tmp_path / "ready")
+    rank = "try:\n open(folder / 'ready', 'w').write('ready')\n signal.pause()\nexcept KeyboardInterrupt:\n sys.exit(1)"
+
+    def stop() -> None:
+        with (tmp_path / "ready").open() as pipe:
+            pipe.read()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert launch.launch(ranks(rank), 1, max_restarts=3) == 130
+    thread.join()
 
 
 def test_a_rank_whose_launcher_is_gone_ends_before_it_imports_anything_heavy() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from normec import UsageError
 from normec.federation.protocol import journal, party_state
@@ -71,6 +73,24 @@ def test_a_ledger_that_was_set_back_is_noticed(tmp_path: Path) -> None:
     for path, contents in zip(ledger(tmp_path), newer, strict=True):
         path.write_bytes(contents)  # a copy cures it
     assert isinstance(server(tmp_path, "another").ask(), Reply)
+
+
+def test_a_state_that_is_replaced_while_it_is_read_does_not_end_what_shows_the_account(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`normec federation local` shows what its parties have spent while they answer and replace their states."""
+    spent(tmp_path, messages=1)
+    (state,) = (tmp_path / "runs").rglob("*.safetensors")
+    data, opened = state.read_bytes(), torch.UntypedStorage.from_file
+    party_state.save(state, party_state.PartyState("token", {"memory": torch.zeros(1, 10_000)}))
+
+    def replaced(*arguments: Any, **more: Any) -> Any:
+        """Whoever opens the file a second time finds another one."""
+        state.write_bytes(data)
+        return opened(*arguments, **more)
+
+    monkeypatch.setattr(torch.UntypedStorage, "from_file", replaced)
+    assert spending(tmp_path, POLICY)["releases"] == 1
 
 
 def test_a_mark_alone_knows_that_a_ledger_was_begun(tmp_path: Path) -> None:

@@ -75,6 +75,17 @@ def test_every_page_is_served_under_a_strict_policy(server: Server) -> None:
         assert headers["X-Content-Type-Options"] == "nosniff"
 
 
+@pytest.mark.parametrize("name", ["ledger.jsonl", "ledger.jsonl.head"])
+def test_the_list_shows_no_epsilon_once_its_ledger_is_damaged(name: str, server: Server) -> None:
+    before = changes(server)
+    (entry,) = (one for one in before["changed"] if one["path"] == "private")
+    assert entry["epsilon"] > 0
+    ledger = server.listing.root / "private" / name
+    ledger.write_bytes(ledger.read_bytes()[:-20])
+    (entry,) = changes(server, before["token"])["changed"]
+    assert (entry["path"], entry["epsilon"], entry["shown_epsilon"]) == ("private", None, "")
+
+
 def test_the_list_has_the_test_loss_of_a_private_run_and_no_other(server: Server) -> None:
     entries = {entry["path"]: entry for entry in changes(server)["changed"]}
     assert entries["private"]["loss"] is None

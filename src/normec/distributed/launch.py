@@ -61,13 +61,15 @@ def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
     Ctrl-C and SIGTERM are passed on to the ranks each time; after that, nothing is restarted.
 
     Returns:
-        The exit code of the ranks: that of the first one that failed, or 0.
+        The exit code of the ranks: that of the first one that failed, or 0; 128 and the signal that stopped the job.
     """
     for attempt in range(max_restarts + 1):
         endings, asked = _attempt(command, processes, attempt)
         failed = [ending for ending in endings if ending.code and not ending.by_us]
         killed = [ending for ending in failed if ending.killed]
-        if asked or not killed:
+        if asked is not None:  # a rank that hears it while Python starts ends with another exit code
+            return 128 + asked if any(ending.code for ending in endings) else 0
+        if not killed:
             return next((ending.exit_code for ending in failed), 0)
         first = min(killed, key=lambda ending: ending.crashed)  # other ranks may crash as a consequence
         reason = f"rank {first.rank} was killed by {signal.Signals(-first.code).name}"
@@ -80,8 +82,8 @@ def launch(command: Sequence[str], processes: int, max_restarts: int) -> int:
     return 1
 
 
-def _attempt(command: Sequence[str], processes: int, attempt: int) -> tuple[list[_Ending], bool]:
-    """Run the job once; returns how the ranks ended, in order, and whether they were asked to stop."""
+def _attempt(command: Sequence[str], processes: int, attempt: int) -> tuple[list[_Ending], int | None]:
+    """Run the job once; returns how the ranks ended, in order, and the signal that asked them to stop, if any."""
     with contextlib.ExitStack() as stack:
         store = _store()
         notes = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(processes)]
@@ -132,7 +134,7 @@ class _Job:
 
     def __init__(self, statuses: Sequence[RankStatus]) -> None:
         """`statuses`: where to record that a rank was killed, for each rank."""
-        self.asked = False
+        self.asked: int | None = None  # the signal that was passed on last
         self._statuses = statuses
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._endings: dict[int, _Ending] = {}  # in the order in which they were detected
@@ -158,18 +160,18 @@ class _Job:
 
     def start(self, command: Sequence[str], environment: dict[str, str], errors: IO[bytes] | None) -> None:
         """Start the next rank. Its output goes to `errors`; with None, it is printed."""
-        if self.asked:
+        if self.asked is not None:
             return
-        self._ranks.append(
-            subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=None if errors is None else subprocess.DEVNULL,
-                stderr=errors,
-                start_new_session=True,  # the launcher passes Ctrl-C on, once
-            )
+        rank = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=None if errors is None else subprocess.DEVNULL,
+            stderr=errors,
+            start_new_session=True,  # the launcher passes Ctrl-C on, once
         )
+        self._ranks.append(rank)
+        self._tell([rank])  # a signal that came during the start; the rank would wait for others that never come
 
     def wait(self) -> list[_Ending]:
         """Wait until all ranks have ended; after a failure, the others are killed if they do not end soon."""
@@ -215,10 +217,14 @@ class _Job:
             print(f"rank {number} (process {process}) was killed but does not end; check the process", file=sys.stderr)
 
     def _pass_on(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        self.asked = True
-        for rank in self._ranks:
-            if rank.poll() is None:
-                rank.send_signal(number)
+        self.asked = number
+        self._tell(self._ranks)
+
+    def _tell(self, ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+        """Pass the signal that asked the job to stop on to ranks, if there was one."""
+        for rank in ranks:
+            if self.asked is not None and rank.poll() is None:
+                rank.send_signal(self.asked)
 
 
 def _relay(rank: int, notes: IO[bytes]) -> None:

@@ -21,6 +21,9 @@ from .run_page import NOT_SHOWN
 from .run_view import PARTS, RunView, being_written, read_run
 
 SPARK_POINTS = 60
+# An entry depends on these files: its epsilon is shown only while the ledger bears it out.
+READ = (*PARTS, TAGS, "ledger.jsonl", "ledger.jsonl.head", "checkpoint/latest.json")
+OF_PAGES = ("comparison.json", "sweep.toml", "theory.json")
 OF_THE_MACHINE = (*NOT_SHOWN, STARTED_BY, "witness", "device", "engine", "log_every", "evaluate_every")
 Signature = tuple[Any, ...]
 
@@ -98,7 +101,7 @@ def _parsed(token: str) -> tuple[str, int]:
 def _signature(folder: Path) -> Signature:
     """Changes whenever an entry would."""
     marks: list[Any] = [being_written(folder)]
-    for part in (*PARTS, TAGS, "comparison.json", "sweep.toml", "theory.json"):
+    for part in (*READ, *OF_PAGES):
         try:
             state = (folder / part).stat()
             marks.append((state.st_mtime_ns, state.st_size))
