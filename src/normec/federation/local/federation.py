@@ -46,7 +46,7 @@ from .follower import Follower
 from .processes import Processes, free_port
 
 STARTING = 300.0  # seconds until the SuperLink must answer, and until Flower must have started the server's app
-OUTCOME_SECONDS = 3.0  # seconds for the SuperLink to report the outcome after the server's process has ended
+OUTCOME_SECONDS = 1.0  # for the SuperLink to answer; the server reports the outcome before its process ends
 ATTEMPTS = 3
 DEFAULT_PARTIES = 5
 _DIMENSION = 2**20  # of a model; the class of a method does not depend on it
