@@ -1,4 +1,8 @@
-"""The server's disk is full or not writable: one line that names the path, and a folder that the run goes on from."""
+"""A disk that is full or not writable.
+
+The server says so in one line that names the path, and leaves a folder that the run goes on from. A party refuses, and
+takes part again once there is room.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from normec import UsageError
+from normec import NormEC, Privacy, UsageError
 from normec.federation.flower.run_parties import FILE, gather
+from normec.federation.protocol.account import read_releases
+from normec.federation.protocol.wire import SumRequest
 
 from ..support.waiting import LIMIT
 from .faulty_network import NODES, SETTINGS, FaultyFederation
+from .summing_hospitals import SummingHospitals
 
 
 @contextmanager
@@ -68,6 +75,27 @@ def test_a_disk_that_is_full_at_any_write_of_a_round(name: str, tmp_path: Path) 
     assert federation.server.round > 2
     federation.settle()
     federation.server.close()
+
+
+@pytest.mark.parametrize("stage", ["keys", "vectors", "reveals"])
+def test_a_party_of_a_secure_sum_takes_part_again_once_there_is_room(stage: str, tmp_path: Path) -> None:
+    """What it had begun is lost, as after a restart; its ledger has a line for each of its vectors."""
+    federation = SummingHospitals(tmp_path, NormEC(0.5, 0.4), 3, Privacy(sigma=0.2, trust="secure-sum", delta=1e-4))
+    ask, failed = federation.ask, []
+
+    def asked(node: str, request: SumRequest) -> str:
+        if node != "a" or failed or federation.server.stage != stage:
+            return ask(node, request)
+        with full(0):
+            failed.append(ask(node, request))
+        return failed[0]
+
+    federation.ask = asked  # type: ignore[method-assign]
+    federation.run()
+    assert failed == ["refused"]
+    assert federation.server.round == 3
+    assert read_releases(federation.home("a")).count() >= 2
+    federation.close()
 
 
 def test_a_bad_message_on_a_full_disk_is_not_a_traceback(tmp_path: Path) -> None:

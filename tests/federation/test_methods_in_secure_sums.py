@@ -26,6 +26,7 @@ from normec import (
     ServerOptimizer,
     train,
 )
+from normec.algorithms import registry
 from normec.federation.protocol.account import read_releases
 
 from .summing_hospitals import NODES, OPEN, SummingHospitals, problem
@@ -107,3 +108,15 @@ def test_with_noise_epsilon_is_that_of_a_simulation(name: str, tmp_path: Path) -
     assert simulated.privacy is not None
     assert run.privacy.epsilon == simulated.privacy.epsilon
     assert run.privacy.releases == simulated.privacy.releases == ROUNDS
+
+
+def test_what_a_method_keeps_in_an_attribute_reaches_no_later_round(tmp_path: Path) -> None:
+    """No rule knows of it: a record would move later messages by more than they are charged."""
+    name = f"{Path(__file__).parent / 'methods' / 'wrong_methods.py'}:HiddenMomentum"
+    records = Privacy(sigma=0.2, trust="secure-sum", delta=1e-4, unit="record", record_clip="auto")
+    policy, found = OPEN.model_copy(update={"methods": ["dpsgd", name]}), []
+    for number, method in enumerate((DPSGD(Clip(1.0)), registry.build(name, {"tau": 1.0}))):
+        federation = SummingHospitals(tmp_path / str(number), method, 3, records, policy, records=[40.0])
+        found.append(federation.run())
+        federation.close()
+    assert torch.equal(*found)

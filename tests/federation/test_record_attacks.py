@@ -398,6 +398,124 @@ def test_records_that_depend_on_each_other_are_refused_before_anything_is_paid(t
     assert read_releases(tmp_path).count() == 0
 
 
+class KeepsTheFirst(nn.Module):
+    """Divides its inputs by the size of the first ones that it saw, as initialisations that depend on data do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(3, 1).double()
+        self.size: Any = None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.size is None:
+            self.size = inputs.abs().mean()
+        found: Tensor = self.linear(inputs / self.size).flatten()
+        return found
+
+
+def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean()
+
+
+def remembering() -> Any:
+    """A loss that keeps the largest output that it saw in a closure."""
+    known = [0.0]
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.numel() > 1:
+            known[0] = max(known[0], float(outputs.detach().abs().max()))
+        return squares(outputs / (1 + known[0]), targets)
+
+    return loss
+
+
+@pytest.mark.parametrize("kind", ["a model", "a loss"])
+def test_what_code_kept_when_the_data_were_loaded_is_in_no_clipped_message(kind: str, tmp_path: Path) -> None:
+    """The trial gradient sees records together and unclipped, and its results are not released."""
+
+    def made(records: int) -> ProblemOracle:
+        if kind == "a model":
+            return oracle(records, squares, KeepsTheFirst())
+        return oracle(records, remembering())
+
+    assert moved(tmp_path, POINTS["an ordinary point"], kind=made) <= 1 / DIVISOR * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("noise", ["none", "seeded"])
+def test_what_code_kept_in_another_run_is_in_no_clipped_message(noise: str, tmp_path: Path) -> None:
+    """A run for clients, or one without noise, sees all records together."""
+
+    class KeepsOfBatches(KeepsTheFirst):
+        """Keeps the largest input of batches of four records, which neither the trial nor the checks compute."""
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if len(inputs) == 4:
+                self.size = max(self.size or 1.0, float(inputs.detach().abs().max()))
+            found: Tensor = self.linear(inputs / (self.size or 1.0)).flatten()
+            return found
+
+    point, seen = np.array(POINTS["an ordinary point"]), []
+    for name, records in (("with", 7), ("without", 6)):
+        own = oracle(records, squares, KeepsOfBatches())
+        for unit in ("client", "record"):
+            server = asking(tmp_path / name, own)
+            server.run = unit
+            rules = {"units": ["client", "record"], "allow_without_noise": True}
+            server.party = Party(tmp_path / name, POLICY.model_copy(update=rules), own, node="a")
+            how = {"privacy.noise": noise, "privacy.sigma": SIGMA if noise == "seeded" else 0.0}
+            for round in range(3):  # batches of four that reach the last record
+                whole = {"privacy.unit": "client", "plan.batch_size": 4, "round": round, **how}
+                answer = server.ask(point, **(whole if unit == "client" else RECORDS))
+                assert isinstance(answer, Reply)
+        seen.append(answer.message)
+    assert float(np.linalg.norm(seen[0] - seen[1])) <= 1 / DIVISOR * (1 + 1e-9)
+
+
+class WritesToAFrozenParameter(KeepsTheFirst):
+    """Divides its inputs by a frozen parameter, to which it writes the size of batches of some length."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length, self.size = length, nn.Parameter(torch.ones((), dtype=torch.float64), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if len(inputs) == self.length:
+            self.size.data.copy_(inputs.abs().mean())
+        return super().forward(inputs)
+
+
+def test_a_frozen_parameter_that_changes_with_the_data_is_refused() -> None:
+    with pytest.raises(UsageError, match="the frozen parameter size depends on the data"):
+        oracle(7, squares, WritesToAFrozenParameter(7))
+
+
+def test_a_frozen_parameter_that_changes_later_is_in_no_clipped_message() -> None:
+    point, seen = torch.tensor(POINTS["an ordinary point"], dtype=torch.float64), []
+    terms = RecordTerms(DIVISOR, by_layer=False, clip=1.0)
+    for records in (7, 6):
+        own = oracle(records, squares, WritesToAFrozenParameter(4))
+        for round in range(3):
+            with pytest.raises(UsageError, match="the frozen parameter size depends on the data"):
+                own.gradient(point, 0, round, PlanTerms(seed=7, batch_size=4, rounds=4))
+        plan = PlanTerms(seed=7, batch_size=0, rounds=4)
+        seen.append(own.clipped_gradient(point, 0, 0, plan, terms, secret_coins=False)[0])
+    assert float((seen[0] - seen[1]).norm()) <= 1 / DIVISOR * (1 + 1e-9)
+
+
+def test_what_a_method_keeps_in_an_attribute_is_in_no_clipped_message(tmp_path: Path) -> None:
+    name = f"{OWN.with_name('wrong_methods.py')}:HiddenMomentum"
+    policy, seen = POLICY.model_copy(update={"methods": [name]}), []
+    for who, records in (("with", 7), ("without", 6)):
+        server = asking(tmp_path / who, oracle(records, squares), registry.build(name, {"tau": 1e3}))
+        server.party = Party(tmp_path / who, policy, oracle(records, squares), node="a")
+        for _ in range(2):
+            answer = server.ask(np.array(POINTS["an ordinary point"]), **RECORDS)
+            assert isinstance(answer, Reply)
+        seen.append(answer.message)
+    assert float(np.linalg.norm(seen[0] - seen[1])) <= 1 / DIVISOR * (1 + 1e-9)
+
+
 def test_a_record_that_occurs_twice_is_refused() -> None:
     inputs = torch.ones(4, 3, dtype=torch.float64)
     twice = torch.utils.data.Subset(TensorDataset(inputs, torch.ones(4, dtype=torch.float64)), [0, 1, 1])

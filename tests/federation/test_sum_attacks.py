@@ -262,6 +262,38 @@ def test_a_policy_that_changes_during_the_run(federation: SummingHospitals) -> N
     assert paid(federation) == [2, 2, 2, 1]
 
 
+def test_a_roster_that_changes_while_a_party_runs(federation: SummingHospitals) -> None:
+    """A new run needs the roster that the file holds now; one that has begun goes on with its own."""
+    federation.round()
+    other = Roster((*federation.roster.members[:3], Member("hospital-e", Identity.generate().public)))
+    other.save(federation.home("a") / "roster.toml")
+    run = f"another~{'0' * 16}"
+    shown = federation.parties["a"].answer(to_fields(SumRequest(run, "a", 0, "roster", octets(b"?"))))
+    assert isinstance(shown, SumReply)
+    assert introduced(shown.content.tobytes(), run, "a") == (other, 0)
+    terms = dataclasses.replace(federation.server.terms, run=run)
+    assert refused(send(federation, "a", Invitation(terms.canonical, 0), run=run)) == "terms"
+    assert "another roster" in exact(federation, "a")
+    federation.run()
+    assert paid(federation) == [3, 3, 3, 3]
+
+
+def test_a_loss_is_accepted_while_a_party_runs(tmp_path: Path) -> None:
+    federation = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 5, CLIENT)
+    federation.round()
+    federation.parties["d"].close()
+    shutil.rmtree(federation.home("d") / "sums")
+    federation.restart("d")
+    while not federation.server.refusals:
+        federation.round()
+    assert federation.server.refusals == {"d": "restored"}
+    federation.policy("d", accept_loss=True)
+    federation.run()
+    assert federation.server.refusals == {}
+    assert read_releases(federation.home("d")).recovered() == 1
+    federation.close()
+
+
 def test_a_budget_that_is_spent(federation: SummingHospitals) -> None:
     federation.policy("d", epsilon=10.0)  # enough for one vector
     federation.run()

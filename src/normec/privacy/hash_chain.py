@@ -171,6 +171,11 @@ class Chain:
         self._save_heads()
         self._usable = True
 
+    @property
+    def usable(self) -> bool:
+        """Whether lines can be added: after a failed `append` or `close`, the file must be opened again."""
+        return self._usable
+
     def _save_heads(self) -> None:
         first = self.head.lines == 1  # if a power cut restores an older head, it counts too few lines, never too many
         _save_head(_head_path(self.path), self.head, first)

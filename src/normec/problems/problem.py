@@ -521,6 +521,14 @@ class Problem:
             if any(name not in now or not torch.equal(before, now[name]) for now in models)
         ]
 
+    def undo_moved_constants(self) -> list[str]:
+        """Give frozen parameters the values that they had at the start. Returns the names of those that had changed."""
+        moved = self.moved_constants() or []
+        before, now = dict(self._untouched.named_parameters()), dict(self.model.named_parameters())
+        for name in moved:
+            now[name].data.copy_(before[name])
+        return moved
+
     @property
     def statistics(self) -> bool:
         """Whether the model keeps running statistics of the data (BatchNorm), which no noise covers."""

@@ -87,3 +87,25 @@ class AnySetting(Direct):
 
     def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
         return Clip(self.tau)(update), state
+
+
+@dataclass
+class HiddenMomentum(Method):
+    """Sends Clip(v) for v ← 0.9 v + ∇f, and keeps v in an attribute, while it states no state and the constant 1."""
+
+    tau: float = 1e3
+
+    def __post_init__(self) -> None:
+        self._velocity: Any = 0.0
+
+    @property
+    def bound(self) -> float:
+        return self.tau
+
+    @property
+    def lipschitz(self) -> float:  # type: ignore[override]
+        return 1.0
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:  # noqa: ARG002
+        self._velocity = 0.9 * self._velocity + update.clone()
+        return Clip(self.tau)(self._velocity), state

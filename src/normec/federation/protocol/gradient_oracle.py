@@ -11,13 +11,18 @@ dropout, a random operator) come from streams keyed by (seed, client, round), so
 draws what client i of `normec.train` draws. The exception are gradients that are clipped record by record: their
 Poisson batches, augmentations and dropout masks must be secret, so the party draws them from the operating system's
 generator, unless the noise is seeded too.
+
+A party computes many messages with one model and one loss. What such code keeps while it computes a gradient is undone
+afterwards (`gradients.restored`), also for the trial when the data are loaded and in runs without noise, and so are
+changes of frozen parameters. Otherwise it could take what it saw of some records to messages in which each record is
+clipped.
 """
 
 from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -30,6 +35,7 @@ from ...gradients.engine import Engine
 from ...gradients.local_steps import LocalEngine, OneByOne
 from ...gradients.loop import LoopEngine, clipped_gradient, record_blocks, record_shares, refuse_coupled_records
 from ...gradients.record_clip import RecordClip
+from ...gradients.restored import UserState, state_of
 from ...problems.batch_form import Tree, part_of, size_of
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
@@ -159,7 +165,12 @@ class ProblemOracle(GradientOracle):
                 count = int(problem.records.sizes[0]) if rows is None else len(rows)
                 uniforms = torch.rand(count, problem.augment.draws)
             clip, blocks = terms.build(), self._blocks[x.dtype]
-            loss, grad = clipped_gradient(problem, x, 0, rows, clip, terms.divisor, blocks, _contained_shares, uniforms)
+            try:
+                loss, grad = clipped_gradient(
+                    problem, x, 0, rows, clip, terms.divisor, blocks, _contained_shares, uniforms
+                )
+            finally:
+                problem.undo_moved_constants()
         return grad, float(loss)
 
     def gradient(self, x: Tensor, index: int, round: int, plan: PlanTerms) -> tuple[Tensor, float]:
@@ -185,17 +196,20 @@ class ProblemOracle(GradientOracle):
         buffers = objective.initial_buffers()
         before = {name: rows[index].clone() for name, rows in buffers.items()}
         engine: Engine
-        loop = engine = LoopEngine(objective, batches, plan.seed)  # type: ignore[arg-type]  # it has all that the loop uses
+        loop = engine = _PartyLoop(objective, batches, plan.seed, private=True)  # type: ignore[arg-type]  # it has all that the loop uses
         more: dict[str, Any] = {}
         if plan.local is not None:
             local = plan.local.build()
             engine = LocalEngine(OneByOne(loop, len(x)), local, local.counts(objective.clients, None))
             more = {"correction": lambda _: correction[None]} if correction is not None else {}
-        with torch.random.fork_rng(devices=[]):
-            (block,) = engine.blocks(x, buffers, round, torch.tensor([index]), **more)
-        for name, row in before.items():
-            if not torch.equal(row, buffers[name][index]):
-                raise UsageError(f"the buffer {name} depends on the data and is not sent to the server; remove it")
+        try:
+            with torch.random.fork_rng(devices=[]):
+                (block,) = engine.blocks(x, buffers, round, torch.tensor([index]), **more)
+        finally:
+            moved = problem.undo_moved_constants()
+        found = [f"buffer {name}" for name, row in before.items() if not torch.equal(row, buffers[name][index])]
+        for what in (*found, *(f"frozen parameter {name}" for name in moved)):
+            raise UsageError(f"the {what} depends on the data and is not sent to the server; remove it")
         return block.grads[0].clone(), float(block.losses[0])
 
 
@@ -243,6 +257,14 @@ class _PartyObjective:
     def initial_buffers(self) -> Buffers:
         found = self.problem.initial_buffers()
         return {name: rows.expand(self.clients, *rows.shape[1:]) for name, rows in found.items()}  # one row in memory
+
+
+class _PartyLoop(LoopEngine):
+    """The loop for a party, whose code starts every gradient as it was when the data were loaded."""
+
+    def _state(self, client: int) -> UserState:  # noqa: ARG002
+        objective = cast(_PartyObjective, self._problem)
+        return state_of(objective.problem)
 
 
 class _OwnBatches:

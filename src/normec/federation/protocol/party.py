@@ -140,7 +140,7 @@ class Party:
             if request.plan.local is not None:
                 request.plan.local.build()
             price = self._price(request, method)
-            steps = Steps(method, torch.zeros_like(torch.tensor(request.x)))
+            steps = Steps(method, torch.zeros_like(torch.tensor(request.x)), one_by_one=True)
             public_tables(request.public, steps)
             if steps.corrects and request.plan.local is None:
                 raise UsageError(f"{method.name} corrects local steps, and the plan has none")

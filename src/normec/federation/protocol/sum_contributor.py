@@ -76,7 +76,7 @@ class SumContributor(Contributor):
         self._policy, self._journal, self._noise = policy, journal, noise
         plan = agreement.plan
         self._like = torch.zeros(plan.parameters, dtype=getattr(torch, plan.dtype))
-        self._steps = Steps(agreement.method, self._like)
+        self._steps = Steps(agreement.method, self._like, one_by_one=True)
         # Whether the draft of a new state is always the state itself, so that a deposit need not hold both.
         self._plain_draft = has_functions_of(agreement.method, ErrorFeedbackScheme, *CLIENT_FUNCTIONS)
         self._path = party_state.sum_path_of(folder, agreement.terms.run, agreement.node)

@@ -64,9 +64,14 @@ class SumParty:
         self.folder, self.policy, self.oracle = Path(folder), policy, oracle
         self.journal = Journal(self.folder / JOURNAL)
         self._noise = noise if noise is not None else SecureNoise()
-        self._identity, self._roster = Identity.load(Path(policy.identity)), Roster.load(Path(policy.roster))
-        self._number = self._roster.number(self._identity.public)
         self._open: dict[str, secure_sum.Party] = {}
+        self._read_roster()
+
+    def _read_roster(self) -> None:
+        """Read the party's key and its roster, which the policy or the files may have changed. Runs keep theirs."""
+        identity, roster = Identity.load(Path(self.policy.identity)), Roster.load(Path(self.policy.roster))
+        self._number = roster.number(identity.public)
+        self._identity, self._roster = identity, roster
 
     def close(self) -> None:
         """Forget all secrets and release the folders of all runs."""
@@ -106,6 +111,10 @@ class SumParty:
             raise Refused("terms", f"run {run_name(request.run)} is not among runs = {self.policy.runs}")
         if "secure-sum" not in self.policy.trusts and not self.policy.allow_without_noise:
             raise Refused("terms", f"trust secure-sum is not among trusts = {self.policy.trusts}")
+        try:
+            self._read_roster()
+        except UsageError as error:
+            raise Refused("terms", str(error)) from None
         return introduce(self._identity, self._roster, request.run, request.node)
 
     def _exchanged(self, request: SumRequest) -> bytes:
@@ -120,6 +129,8 @@ class SumParty:
             self._note(request, refused.reason, refused.exact)
             return encode((SumRefusal(attempt, refused.reason),))
         answers = party.answers(requests)
+        if not party.usable:  # a full disk: the next request begins with what is on the disk, as after a restart
+            self._open.pop(request.run).close()
         for part in answers:
             if isinstance(part, SumRefusal):
                 self._note(request, part.reason, f"attempt {part.attempt}; see the party's log")
@@ -133,12 +144,15 @@ class SumParty:
     def _party(self, request: SumRequest, first: Any) -> secure_sum.Party:
         """The party of a run: open already, from its folder, or new if this is an invitation to acceptable terms."""
         if request.run in self._open:
-            return self._open[request.run]
+            known = self._open[request.run]
+            known.accept_loss = self.policy.accept_loss
+            return known
         folder = self.folder / FOLDER / request.run
         if (folder / TERMS).exists():
             terms = Terms.load(folder / TERMS)
         elif isinstance(first, Invitation):
             try:
+                self._read_roster()
                 terms = Terms.read(first.terms)
                 terms.check_roster(self._roster)
             except (UsageError, TypeError) as error:
@@ -149,9 +163,12 @@ class SumParty:
             raise Refused("terms", f"the terms are those of {terms.run}, the request belongs to {request.run}")
         policy = self.policy
         agreement = Agreement.read(terms, self._number, request.node, policy.classes, policy.largest_model)
-        contributor = SumContributor(
-            self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
-        )
+        try:
+            contributor = SumContributor(
+                self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
+            )
+        except UsageError as error:  # a method of the party's own that cannot be copied, for example
+            raise Refused("terms", str(error)) from None
         contributor.check()
         if len(self._open) >= MOST_OPEN:
             oldest = next(iter(self._open))

@@ -177,7 +177,7 @@ class Party:
         terms: The terms that this party agreed to.
         contributor: The part with the data, the memory and the ledger.
         accept_loss: Continue although the folder was lost or is an old copy: unknown vectors are charged
-            (`Contributor.recover`) instead of refused.
+            (`Contributor.recover`) instead of refused. It may change later.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class Party:
         terms.check_roster(roster)
         self.number = roster.number(identity.public)
         self._identity, self._roster, self._terms, self._contributor = identity, roster, terms, contributor
-        self._digest, self._accept_loss = terms.digest, accept_loss
+        self._digest, self.accept_loss = terms.digest, accept_loss
         self._attempts: dict[int, _Attempt] = {}
         self._one_at_a_time = threading.Lock()
         self._floor, self._entered, self._position = -1, _Entered(), Position()
@@ -235,6 +235,11 @@ class Party:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def usable(self) -> bool:
+        """Whether the record can be written. After a write that failed, the party must be opened again."""
+        return self._record.usable
 
     def answer(self, data: bytes) -> bytes:
         """The answer to an exchange; a request that is refused is answered with one of a few fixed reasons."""
@@ -453,7 +458,7 @@ class Party:
             # A sum may be certified after this party entered a later attempt, so the newest attempt does not tell.
             if self.number in statement.survivors and statement.attempt not in self._known:
                 unknown.append(statement.attempt)
-        if unknown and not self._accept_loss:
+        if unknown and not self.accept_loss:
             raise Refused(
                 "restored", f"this party took part in attempt {unknown[-1]}, of which its folder knows nothing"
             )
