@@ -278,6 +278,28 @@ def test_a_roster_that_changes_while_a_party_runs(federation: SummingHospitals) 
     assert paid(federation) == [3, 3, 3, 3]
 
 
+def test_a_run_keeps_its_roster_when_its_party_is_started_again(federation: SummingHospitals) -> None:
+    federation.round()
+    other = Roster((*federation.roster.members[:3], Member("hospital-e", Identity.generate().public)))
+    other.save(federation.home("a") / "roster.toml")
+    federation.restart("a")
+    federation.run()
+    assert paid(federation) == [2, 3, 3, 3]  # the keys that it had sent for round 1 are lost with its process
+
+
+def test_a_roster_with_another_key_of_the_party_ends_its_runs(federation: SummingHospitals) -> None:
+    federation.round()
+    fresh, home = Identity.generate(), federation.home("a")
+    (home / "identity.pem").unlink()
+    fresh.save(home / "identity.pem")
+    Roster((Member("hospital-a", fresh.public), *federation.roster.members[1:])).save(home / "roster.toml")
+    federation.restart("a")
+    federation.run()
+    assert federation.server.refusals == {"a": "terms"}
+    assert "this party's key is not in the roster" in exact(federation, "a")
+    assert paid(federation) == [1, 3, 3, 3]
+
+
 def test_a_loss_is_accepted_while_a_party_runs(tmp_path: Path) -> None:
     federation = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 5, CLIENT)
     federation.round()

@@ -6,7 +6,8 @@ them with its policy, computes what they amount to, and keeps them in its folder
 invitation with other terms is refused, and the party's log names the first setting that differs. The keys of all
 parties are signed together with the digest of the terms, so no party takes part before all agree.
 
-    FOLDER/sums/RUN/terms.json  secure-sum.jsonl        what the party agreed to, and what it did (`secure_sum.Party`)
+    FOLDER/sums/RUN/terms.json  roster.toml             what the party agreed to, and with whom
+    FOLDER/sums/RUN/secure-sum.jsonl                    what it did (`secure_sum.Party`)
     FOLDER/runs/RUN/…  ledger.jsonl  events.jsonl       memory, account and journal, as in any run
 
 The secrets of an attempt live in this process. A process that is started again answers as a dropout until the next
@@ -44,7 +45,7 @@ from .sum_contributor import SumContributor
 from .sum_terms import Agreement
 from .wire import Refusal, SumReply, SumRequest, addressed, from_fields, octets, run_name
 
-FOLDER, TERMS = "sums", "terms.json"
+FOLDER, TERMS, ROSTER = "sums", "terms.json", "roster.toml"
 MOST_OPEN = 8  # runs at a time; the secrets of the oldest are forgotten for a new one
 
 
@@ -70,7 +71,7 @@ class SumParty:
     def _read_roster(self) -> None:
         """Read the party's key and its roster, which the policy or the files may have changed. Runs keep theirs."""
         identity, roster = Identity.load(Path(self.policy.identity)), Roster.load(Path(self.policy.roster))
-        self._number = roster.number(identity.public)
+        roster.number(identity.public)
         self._identity, self._roster = identity, roster
 
     def close(self) -> None:
@@ -149,12 +150,14 @@ class SumParty:
             return known
         folder = self.folder / FOLDER / request.run
         if (folder / TERMS).exists():
-            terms = Terms.load(folder / TERMS)
+            terms, roster = Terms.load(folder / TERMS), self._roster
+            if (folder / ROSTER).exists():
+                roster = Roster.load(folder / ROSTER)
         elif isinstance(first, Invitation):
             try:
                 self._read_roster()
-                terms = Terms.read(first.terms)
-                terms.check_roster(self._roster)
+                terms, roster = Terms.read(first.terms), self._roster
+                terms.check_roster(roster)
             except (UsageError, TypeError) as error:
                 raise Refused("terms", f"the server's terms are not valid: {error}") from None
         else:
@@ -162,7 +165,12 @@ class SumParty:
         if terms.run != request.run:
             raise Refused("terms", f"the terms are those of {terms.run}, the request belongs to {request.run}")
         policy = self.policy
-        agreement = Agreement.read(terms, self._number, request.node, policy.classes, policy.largest_model)
+        try:
+            terms.check_roster(roster)
+            number = roster.number(self._identity.public)
+        except UsageError as error:  # another key, or a folder of an older version, which holds no roster
+            raise Refused("terms", str(error)) from None
+        agreement = Agreement.read(terms, number, request.node, policy.classes, policy.largest_model)
         try:
             contributor = SumContributor(
                 self.folder, agreement, self.oracle, lambda: self.policy, self.journal, self._noise
@@ -178,9 +186,10 @@ class SumParty:
         if not (folder / secure_sum.FILE).exists():
             contributor.begin()
         opened = secure_sum.Party(
-            folder, self._identity, self._roster, terms, contributor, accept_loss=self.policy.accept_loss
+            folder, self._identity, roster, terms, contributor, accept_loss=self.policy.accept_loss
         )
         if not (folder / TERMS).exists():
+            roster.save(folder / ROSTER)
             terms.save(folder / TERMS)
             self.journal.note("agreed", run=request.run, node=request.node, terms=terms.digest.hex())
         self._open[request.run] = opened
