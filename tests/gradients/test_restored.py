@@ -257,6 +257,39 @@ def test_parts_that_the_first_client_would_make_are_refused(layer: Callable[[], 
         train(shared_by_clients(False, loss=Made), NormEC(1.0, 1.0), lr=0.1, rounds=2, privacy=Privacy(8, 1e-5))
 
 
+class Calls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: Any = nn.CrossEntropyLoss()
+        self.steps: list[list[Any]] = [[]]
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        for step in self.steps[0]:
+            outputs = outputs - step(outputs)
+        found: Tensor = self.inner(outputs, targets)
+        return found
+
+
+@pytest.mark.parametrize("exchanged", ["the loss", "a part of it", "a step in a list"])
+@pytest.mark.parametrize("engine", ["loop", "local loop", "recorded", "compiled", "batched", "shared"])
+def test_what_a_caller_exchanges_between_rounds_keeps_nothing_either(engine: str, exchanged: str) -> None:
+    """A callback may give the loss another form after some rounds."""
+    of, new = shared_by_clients(False, loss=Calls), Loss()
+    made = engine_of(engine, of)
+    all_rows(made, of, 0)
+    if exchanged == "the loss":
+        of.loss = new
+    elif exchanged == "a part of it":
+        of.loss.inner = Calls()  # type: ignore[attr-defined]
+        of.loss.inner.steps[0].append(new.late)  # type: ignore[attr-defined]
+    else:
+        of.loss.steps[0].append(new.late)  # type: ignore[attr-defined]
+    for round in (1, 2):
+        all_rows(made, of, round)
+    assert new.calls == 0
+    assert torch.equal(new.mean, torch.zeros(()))
+
+
 def test_a_context_within_another_leaves_it_what_it_undoes() -> None:
     bowl = Kept()
     state = UserState(bowl.bowl)

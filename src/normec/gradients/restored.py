@@ -66,6 +66,7 @@ class UserState:
         self._classes: list[type] = []
         self._known: dict[int, object] = {}
         self._copies: dict[int, _Copy] = {}
+        self._looked: dict[int, object] | None = None  # modules and functions that were there at the last look
         self._recorded: list[object] = []  # copies that CUDA graphs write to and read, as often as they are replayed
         self._within = 0  # how many contexts are open, whose copies have to last
         if hasattr(attributes_of, "__dict__"):
@@ -76,6 +77,7 @@ class UserState:
             self._add(part)
         if self:
             with _as_stored():
+                self._look_again()
                 self._walk()  # copies the tensors before anything traces or records a pass
 
     def __bool__(self) -> bool:
@@ -88,6 +90,8 @@ class UserState:
     @contextmanager
     def _restored(self) -> Iterator[None]:
         with _as_stored():
+            if not self._within:
+                self._look_again()
             before, tensors, grads = self._walk()
         self._within += 1
         cells = [(cell, _contents(cell)) for cell in self._cells]
@@ -219,6 +223,24 @@ class UserState:
                     stack.append(value)
                 elif callable(value):
                     self._add(value)
+
+    def _look_again(self) -> None:
+        """Look up modules and functions that the caller has assigned since the last look, such as another loss."""
+        new, known = [], self._looked or {}
+        stack: list[Any] = [*self._shallow, *self._deep]
+        stack += [_contents(cell) for cell in self._cells] + [_in_slot(slot, of) for slot, of in self._slots]
+        seen: set[int] = set()
+        while stack:
+            for value in _values(stack.pop()):
+                if isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in seen:
+                    seen.add(id(value))
+                    stack.append(value)
+                elif id(value) not in known and callable(value):
+                    new.append(value)
+        first, self._looked = self._looked is None, known | {id(value): value for value in new}
+        if new and not first:
+            self._look_up(new)
+            self._look_again()
 
     def _walk(self) -> tuple[list[tuple[Any, Any]], list[_Copy], list[tuple[Tensor, Tensor | None]]]:
         """Return the containers with copies of their contents, the tensors with theirs, and the tensors' gradients."""
