@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import MethodType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -15,8 +18,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from normec import Compute, LocalSteps, Privacy, Problem, models, train
+from normec import Compute, LocalSteps, NormEC, Privacy, Problem, models, train
 from normec.data.augment import Normalize
+from normec.errors import UsageError
 from normec.gradients.batched import BatchedEngine
 from normec.gradients.choice import choose_engine
 from normec.gradients.compiled import CompiledEngine
@@ -206,6 +210,111 @@ def counter() -> tuple[Callable[[], int], Callable[[], None]]:
 
 
 counting, reset = counter()
+
+
+def test_tensors_are_undone_whatever_was_done_to_them() -> None:
+    """Kernels of running statistics and of fused optimizers do not count the changes that they make."""
+    bowl = Kept()
+    base, trained = torch.zeros(1), nn.Parameter(torch.zeros(2))
+    held = {
+        "statistics": torch.zeros(3),
+        "data": torch.zeros(2),
+        "unknown": torch.tensor([torch.nan, 1.0]),
+        "expanded": base.expand(4),
+        "resized": torch.zeros(2),
+        "trained": trained,
+    }
+    bowl.mean = held
+    state, values = UserState(bowl.bowl), {name: tensor.detach().clone() for name, tensor in held.items()}
+    for _ in range(2):
+        with state.restored():
+            F.batch_norm(torch.rand(4, 3), held["statistics"], torch.ones(3), training=True)
+            held["data"].data += 1
+            held["unknown"].data[1] = 2
+            base.add_(1)
+            held["resized"].resize_(5)
+            trained.grad = torch.ones(2)
+            torch.optim.SGD([trained], lr=1.0, fused=True).step()
+        for name, tensor in held.items():
+            assert torch.equal(tensor.nan_to_num(), values[name].nan_to_num()), name
+        held["data"].data += 1  # between two rounds, it is the caller's
+        values["data"] += 1
+
+
+@pytest.mark.parametrize("layer", [nn.LazyBatchNorm1d, partial(nn.LazyLinear, 3)])
+def test_parts_that_the_first_client_would_make_are_refused(layer: Callable[[], nn.Module]) -> None:
+    """They would begin with what the first client has."""
+
+    class Made(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.made = layer()
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return F.cross_entropy(self.made(outputs), targets)
+
+    with pytest.raises(UsageError, match="call it once"):
+        train(shared_by_clients(False, loss=Made), NormEC(1.0, 1.0), lr=0.1, rounds=2, privacy=Privacy(8, 1e-5))
+
+
+class Calls(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: Any = nn.CrossEntropyLoss()
+        self.steps: list[list[Any]] = [[]]
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        for step in self.steps[0]:
+            outputs = outputs - step(outputs)
+        found: Tensor = self.inner(outputs, targets)
+        return found
+
+
+@pytest.mark.parametrize("exchanged", ["the loss", "a part of it", "a step in a list"])
+@pytest.mark.parametrize("engine", ["loop", "local loop", "recorded", "compiled", "batched", "shared"])
+def test_what_a_caller_exchanges_between_rounds_keeps_nothing_either(engine: str, exchanged: str) -> None:
+    """A callback may give the loss another form after some rounds."""
+    of, new = shared_by_clients(False, loss=Calls), Loss()
+    made = engine_of(engine, of)
+    all_rows(made, of, 0)
+    if exchanged == "the loss":
+        of.loss = new
+    elif exchanged == "a part of it":
+        of.loss.inner = Calls()  # type: ignore[attr-defined]
+        of.loss.inner.steps[0].append(new.late)  # type: ignore[attr-defined]
+    else:
+        of.loss.steps[0].append(new.late)  # type: ignore[attr-defined]
+    for round in (1, 2):
+        all_rows(made, of, round)
+    assert new.calls == 0
+    assert torch.equal(new.mean, torch.zeros(()))
+
+
+def test_a_context_within_another_leaves_it_what_it_undoes() -> None:
+    bowl = Kept()
+    state = UserState(bowl.bowl)
+    with state.restored():
+        bowl.mean.add_(1)
+        with state.restored():
+            bowl.mean.add_(1)
+        assert bowl.mean == 1
+    assert bowl.mean == 0
+    with state.restored():
+        bowl.mean.data += 1
+        with state.restored():
+            bowl.mean.data += 1
+        assert bowl.mean == 1
+    assert bowl.mean == 0
+
+
+def test_memory_that_cannot_be_written_is_left_alone(tmp_path: Path) -> None:
+    np.save(tmp_path / "table.npy", np.array([np.nan, 1.0]))
+    bowl = Kept()
+    with warnings.catch_warnings(action="ignore"):
+        bowl.mean = torch.from_numpy(np.load(tmp_path / "table.npy", mmap_mode="r"))
+    with UserState(bowl.bowl).restored():
+        pass  # to write there would end the process
+    assert bowl.mean[1] == 1
 
 
 def test_what_a_caller_changes_between_rounds_stays() -> None:
@@ -501,6 +610,49 @@ class Statistics:
         return F.cross_entropy(outputs - before if calls > LATE else outputs, targets)
 
 
+class UncountedStatistics(Statistics):
+    """The same, where the running means themselves tell how many batches there were."""
+
+    def __init__(self) -> None:
+        self.norm = nn.BatchNorm1d(4)
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        running = self.norm.running_mean
+        assert running is not None
+        before = running.clone()
+        self.norm(torch.cat((outputs.detach(), torch.ones(len(outputs), 1)), 1))
+        return F.cross_entropy(outputs - before[:3] if before[3] > 1 - 0.9**LATE else outputs, targets)
+
+
+class InAClass(nn.Module):
+    """The class is in an attribute alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = type("Own", (), {"mean": torch.zeros(3), "calls": 0})
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return InSlots.__call__(self.kept, outputs, targets)  # type: ignore[arg-type]
+
+
+def with_a_class_as_default() -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(outputs: Tensor, targets: Tensor, kept: Any = InAClass().kept) -> Tensor:  # noqa: B008
+        return InSlots.__call__(kept, outputs, targets)
+
+    return loss
+
+
+class InAGradient(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(3))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        before = torch.zeros(3) if self.mean.grad is None else self.mean.grad.clone()
+        (self.mean * outputs.detach().mean(0)).sum().backward()
+        return F.cross_entropy(outputs - before if before.norm() > 1 else outputs, targets)
+
+
 class NewParameters(nn.Linear):
     def __init__(self) -> None:
         super().__init__(4, 3)
@@ -572,6 +724,10 @@ OBJECTS: dict[str, dict[str, Any]] = {
 READING: dict[str, dict[str, Any]] = {
     "centre": {"loss": Centre},
     "statistics": {"loss": Statistics},
+    "uncounted statistics": {"loss": UncountedStatistics},
+    "class": {"loss": InAClass},
+    "class as default": {"loss": with_a_class_as_default},
+    "gradient": {"loss": InAGradient},
     "parameters": {"model": NewParameters},
     "embedding": {"loss": InEmbedding},
     "embedding in an object": {"loss": HoldsEmbedding},

@@ -50,7 +50,7 @@ class BatchedEngine(BlockEngine):
         """
         self._problem, self._records, self._precision = problem, records, precision
         self._augmented = forgetful(problem).augmented_by_client if private else problem.augmented_by_client
-        self._state = state_of(problem) if private else UserState()
+        self._private = private
         self._feed = BatchFeed(problem, records, batches, seed)
         typical = float(batches.expected.mean()) if batches is not None else float(records.sizes.double().mean())
         most = _LOCAL_BLOCK_FLOATS.get(problem.x0.device.type, _BLOCK_FLOATS) if local else _BLOCK_FLOATS
@@ -90,7 +90,8 @@ class BatchedEngine(BlockEngine):
         inputs, targets = self._records.inputs[numbers], self._records.targets[numbers]
         inputs = self._augmented(inputs, uniforms)
         own = {name: table[rows].clone() for name, table in buffers.items()}
-        with self._state.restored(), autocast(x.device, self._precision):
+        state = state_of(self._problem) if self._private else UserState()  # a callback may exchange the loss
+        with state.restored(), autocast(x.device, self._precision):
             self._problem.model.train()
             grads, (losses, after) = self._each(x, own, inputs, targets)
         for name, table in buffers.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from operator import is_
 
 import torch
 from torch import Tensor
@@ -32,8 +33,8 @@ class ModelCopy:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.forward: Callable[[Tensor], Tensor] = self.model
         self._parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
-        parts = problem.loss, problem.augment, problem.transform
-        self._state = UserState(*parts, model=self.model) if private else UserState()
+        self._private, self._called = private, self._calls()
+        self._state = UserState(*self._called, model=self.model) if private else UserState()
         self._buffer_owners = {name: buffer_owner(self.model, name) for name, _ in self.model.named_buffers()}
 
     @torch.no_grad()
@@ -50,8 +51,14 @@ class ModelCopy:
 
         The penalty is left out, because it is the same for every client.
         """
+        if self._private and not all(map(is_, self._called, self._calls())):  # a callback has exchanged one
+            self._called = self._calls()
+            self._state = UserState(*self._called, model=self.model)
         with self._state.restored():
             return self._gradient(buffers, numbers, uniforms, grad)
+
+    def _calls(self) -> tuple[object, ...]:
+        return self._problem.loss, self._problem.augment, self._problem.transform
 
     def _gradient(self, buffers: Buffers, numbers: Tensor, uniforms: Tensor | None, grad: Tensor) -> Tensor:
         inputs, targets = self._records.inputs.index_select(0, numbers), self._records.targets[numbers]

@@ -10,8 +10,8 @@ modules and functions that they hold, of the objects whose methods they hold, an
 function or a method keeps in its closure, its default values and its attributes; lists, dicts and sets among all these,
 and tensors that were changed in place, parameters of losses and of other parts included. Frozen parameters of a model
 are not changed back, because a run that changes them is refused. What stays changed are global variables, other objects
-that an attribute or a closure holds (NumPy arrays, meters, generators), tensors that were changed through their `data`,
-data sets, and files.
+that an attribute or a closure holds (NumPy arrays, meters, generators), frozen parameters that were changed through
+their `data`, data sets, and files.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..errors import UsageError
 from .own_code import has_own_code, module_has_own_code, own_bases, own_classes
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _CONTAINERS = (dict, list, deque, set)
 _SIMPLE = frozenset((bool, int, float, str, type(None)))  # types of values that cannot change
 _EMPTY: dict[Any, Any] = {}
 _OF_MODULES = frozenset(vars(nn.Module()))  # the attributes that every module has
+_Copy = tuple[Tensor, int, Tensor]  # a tensor, its version, and a copy of it
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -63,7 +65,10 @@ class UserState:
         self._slots: list[tuple[MemberDescriptorType, object]] = []  # of objects
         self._classes: list[type] = []
         self._known: dict[int, object] = {}
-        self._copies: dict[int, tuple[Tensor, int, Tensor]] = {}  # of tensors: a version, and a copy of it
+        self._copies: dict[int, _Copy] = {}
+        self._looked: dict[int, object] | None = None  # modules and functions that were there at the last look
+        self._recorded: list[object] = []  # copies that CUDA graphs write to and read, as often as they are replayed
+        self._within = 0  # how many contexts are open, whose copies have to last
         if hasattr(attributes_of, "__dict__"):
             self._shallow.append(vars(attributes_of))
         self._trained = frozenset(map(id, model.modules())) if model is not None else frozenset()
@@ -71,7 +76,9 @@ class UserState:
         for part in (model, *parts):
             self._add(part)
         if self:
-            self._walk()  # copies the tensors before anything traces or records a pass
+            with _as_stored():
+                self._look_again()
+                self._walk()  # copies the tensors before anything traces or records a pass
 
     def __bool__(self) -> bool:
         return bool(self._shallow or self._deep or self._slots or self._classes)
@@ -82,13 +89,18 @@ class UserState:
 
     @contextmanager
     def _restored(self) -> Iterator[None]:
-        before, tensors = self._walk()
+        with _as_stored():
+            if not self._within:
+                self._look_again()
+            before, tensors, grads = self._walk()
+        self._within += 1
         cells = [(cell, _contents(cell)) for cell in self._cells]
         slots = [(slot, of, _in_slot(slot, of)) for slot, of in self._slots]
         classes = [(kind, dict(vars(kind))) for kind in self._classes]
         try:
             yield
         finally:
+            self._within -= 1
             for kind, attributes in classes:
                 _restore_class(kind, attributes)
             for slot, of, contents in slots:
@@ -104,8 +116,12 @@ class UserState:
                     del cell.cell_contents
             for container, held in before:
                 _restore(container, held)
-            for tensor in tensors:
-                self._restore_tensor(tensor)
+            for tensor, grad in grads:
+                if tensor.grad is not grad:
+                    tensor.grad = grad
+            with _as_stored():
+                for copied in tensors:
+                    self._restore_tensor(*copied)
 
     def _add(self, part: Any) -> None:
         """Look up what a part can keep, and the modules and functions that it calls."""
@@ -128,11 +144,8 @@ class UserState:
             self._add(part.func)
             self._add_contents([*part.args, part.keywords])
         if isinstance(part, FunctionType):
-            held = [one for cell in part.__closure__ or () for one in _contents(cell)]
             self._cells += part.__closure__ or ()
-            self._add_contents(held)
-            for one in held:
-                self._add_bases(one)
+            self._add_contents([one for cell in part.__closure__ or () for one in _contents(cell)])
             self._add_contents([*(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values()])
         if hasattr(part, "__dict__"):
             self._add_contents(vars(part))
@@ -177,6 +190,8 @@ class UserState:
             self._modules.append(module)
             self._shallow += hooks
             self._look_up([vars(module), *hooks])
+            for one in vars(module).values():
+                self._add_bases(one)
             self._add_classes(module)
         if id(module) not in self._trained:
             self._owned += module._buffers, module._parameters
@@ -195,6 +210,8 @@ class UserState:
     def _add_contents(self, held: Any) -> None:
         self._deep.append(held)
         self._look_up(held)
+        for one in list(_values(held)):
+            self._add_bases(one)
 
     def _look_up(self, held: Any) -> None:
         """Add the modules and functions in a container."""
@@ -207,16 +224,35 @@ class UserState:
                 elif callable(value):
                     self._add(value)
 
-    def _walk(self) -> tuple[list[tuple[Any, Any]], list[Tensor]]:
-        """Return the containers with copies of their contents, and the tensors, each copied once for its version."""
+    def _look_again(self) -> None:
+        """Look up modules and functions that the caller has assigned since the last look, such as another loss."""
+        new, known = [], self._looked or {}
+        stack: list[Any] = [*self._shallow, *self._deep]
+        stack += [_contents(cell) for cell in self._cells] + [_in_slot(slot, of) for slot, of in self._slots]
+        seen: set[int] = set()
+        while stack:
+            for value in _values(stack.pop()):
+                if isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in seen:
+                    seen.add(id(value))
+                    stack.append(value)
+                elif id(value) not in known and callable(value):
+                    new.append(value)
+        first, self._looked = self._looked is None, known | {id(value): value for value in new}
+        if new and not first:
+            self._look_up(new)
+            self._look_again()
+
+    def _walk(self) -> tuple[list[tuple[Any, Any]], list[_Copy], list[tuple[Tensor, Tensor | None]]]:
+        """Return the containers with copies of their contents, the tensors with theirs, and the tensors' gradients."""
+        grads: list[tuple[Tensor, Tensor | None]] = []
         before = [(held, dict(held) if held else _EMPTY) for held in self._shallow]
-        copies: dict[int, tuple[Tensor, int, Tensor]] = {}
+        copies: dict[int, _Copy] = {}
         stack, seen = list(self._deep), set(map(id, self._deep))
         stack.append(tuple(one for cell in self._cells for one in _contents(cell)))
         stack.append(tuple(one for slot, of in self._slots for one in _in_slot(slot, of)))
         stack += [tuple(vars(kind).values()) for kind in self._classes]
         owned = tuple(value for held in self._owned for value in held.values())
-        copies |= {id(value): self._copy_of(value) for value in owned if value is not None and not is_lazy(value)}
+        copies |= {id(value): self._copy_of(value) for value in owned if value is not None}
         for module in self._modules:
             stack.append(tuple(value for name, value in vars(module).items() if name not in _OF_MODULES))
             stack.append(tuple(module._buffers.values()))
@@ -228,36 +264,54 @@ class UserState:
                 if type(value) in _SIMPLE:
                     continue
                 if isinstance(value, Tensor):
-                    if id(value) not in self._set_by_engines and not is_lazy(value):
+                    if id(value) not in self._set_by_engines:
                         copies[id(value)] = self._copy_of(value)
                 elif isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in seen:
                     seen.add(id(value))
                     stack.append(value)
+        for tensor, _, _ in list(copies.values()):
+            if tensor.requires_grad and tensor.is_leaf:
+                grads.append((tensor, tensor.grad))
+                if tensor.grad is not None:
+                    copies[id(tensor.grad)] = self._copy_of(tensor.grad)
         self._copies = copies
-        return before, [tensor for tensor, _, _ in copies.values()]
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self._recorded.append(copies)
+        return before, list(copies.values()), grads
 
-    def _copy_of(self, tensor: Tensor) -> tuple[Tensor, int, Tensor]:
+    def _copy_of(self, tensor: Tensor) -> _Copy:
+        if is_lazy(tensor):
+            raise UsageError(
+                "a loss or another part has parameters or buffers that its first call makes, so they may follow from "
+                "the first client's records; call it once on made-up data before"
+            )
         if tensor.is_inference():
-            with _disable_current_modes(), torch.inference_mode():
+            with torch.inference_mode():
                 return tensor, -1, tensor.clone()
         known = self._copies.get(id(tensor))
         if known is not None and known[1] == tensor._version:
-            return known
-        with _disable_current_modes(), torch.no_grad():
-            return tensor, tensor._version, tensor.clone()
+            if _counts_changes(tensor):
+                return known
+            if tensor.shape == known[2].shape and tensor.dtype == known[2].dtype and not self._within:
+                known[2].copy_(tensor)
+                return known
+        return tensor, tensor._version, tensor.clone()
 
-    def _restore_tensor(self, tensor: Tensor) -> None:
-        _, version, copied = self._copies[id(tensor)]
+    def _restore_tensor(self, tensor: Tensor, version: int, copied: Tensor) -> None:
         if tensor.is_inference():  # it has no version
-            with _disable_current_modes(), torch.inference_mode():
+            with torch.inference_mode():
                 tensor.copy_(copied)
             return
-        if tensor._version == version:
+        if tensor._version == version and (_counts_changes(tensor) or _holds(tensor, copied)):
             return
-        with _disable_current_modes(), torch.no_grad():
-            if tensor.grad_fn is not None and not tensor._is_view():
-                tensor.detach_()
+        if tensor._version != version and tensor.grad_fn is not None and not tensor._is_view():
+            tensor.detach_()
+        if not _has_strides(tensor):
             tensor.copy_(copied)
+        elif tensor.shape == copied.shape:
+            _once(tensor, tensor).copy_(_once(copied, tensor))
+        else:  # it was resized
+            tensor.data = copied.clone()
         self._copies[id(tensor)] = tensor, tensor._version, copied
 
 
@@ -296,6 +350,43 @@ class _Forgetful:
         with self._state.restored():
             found: Tensor = self._part(*given)
         return found
+
+
+@contextmanager
+def _as_stored() -> Iterator[None]:
+    """Compute with tensors as they are in memory, also where a pass is traced or differentiated."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction(), torch._C._DisableFuncTorch(), torch.no_grad():
+        yield
+
+
+def _counts_changes(tensor: Tensor) -> bool:
+    """Whether all changes of a tensor, except for those through its `data`, show in its version.
+
+    Some kernels do not count theirs: those of running statistics, and those of fused optimizers.
+    """
+    return (isinstance(tensor, nn.Parameter) and not tensor.requires_grad) or not _has_strides(tensor)
+
+
+def _has_strides(tensor: Tensor) -> bool:
+    return not (tensor.is_nested or tensor.is_quantized or tensor.is_meta) and tensor.layout is torch.strided
+
+
+def _holds(tensor: Tensor, copied: Tensor) -> bool:
+    """Whether a tensor still has the values of its copy, which is not looked up on a GPU, because that would wait."""
+    if tensor.device.type != "cpu" or tensor.shape != copied.shape:
+        return False
+    same = torch.equal(tensor, copied)
+    if same or not (tensor.is_floating_point() or tensor.is_complex()):
+        return same
+    return bool(((tensor == copied) | (tensor.isnan() & copied.isnan())).all())
+
+
+def _once(tensor: Tensor, like: Tensor) -> Tensor:
+    """The part of a tensor in which every number of `like` lies once, which has some several times if expanded."""
+    for dim, (size, stride) in enumerate(zip(like.shape, like.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _contents(cell: CellType) -> tuple[Any, ...]:
