@@ -127,7 +127,9 @@ def test_a_rank_that_is_being_started_is_told_to_stop_too(
     monkeypatch.setattr(subprocess, "Popen", Popen)
     hear = f"signal.signal(signal.SIGINT, signal.SIG_DFL); signal.alarm({LIMIT:.0f}); {FOREVER}"
     assert launch.launch(ranks(hear, hear, hear), 3, max_restarts=3) == 128 + number
-    assert [process.returncode for process in started] == [-number, -number]
+    assert len(started) == 2
+    ends = {-number} if number == signal.SIGTERM else {-number, 1}  # 1 if Python was interrupted in its own start
+    assert {process.returncode for process in started} <= ends
 
 
 def test_a_job_that_ctrl_c_stops_ends_like_one_however_its_ranks_end(ranks: Ranks, tmp_path: Path) -> None:
