@@ -209,7 +209,8 @@ class ClientOptimizer(Optimizer):
     def add_client(self) -> None:
         """Take the current gradients as those of this rank's next client, and clear them; for several clients per rank.
 
-        The next client begins without gradients, so that a client's data enter one message only.
+        The next client begins without gradients, so that a client's data enter one message only. A client that has
+        nothing to send needs the call as well: otherwise the next one takes its place, and its memory.
         """
         if self._taken == len(self._clients):
             raise UsageError(f"this rank has {len(self._clients)} clients, and all have their gradients; call step()")
@@ -228,7 +229,8 @@ class ClientOptimizer(Optimizer):
         """Run one round: each client sends one message, and every rank makes the same server step. Collective.
 
         Raises:
-            UsageError: The ranks are not at the same round of the same optimizer with the same step sizes.
+            UsageError: The ranks are not at the same round of the same optimizer with the same step sizes; with
+                privacy: `add_client` was not called for each of this rank's clients.
             Diverged: Without privacy: a gradient is missing or not finite, or a message is above its bound.
             BudgetSpent: With privacy: the budget does not allow another release.
         """
@@ -245,6 +247,7 @@ class ClientOptimizer(Optimizer):
                 raise UsageError(f"{mode} is active and would see several clients together; call step() without it")
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
+        self._refuse_skipped_clients()
         messages, draft, faults = self._messages()
         if self._noise is None:
             weighted = messages if self._weights is None else messages * self._weights[:, None]
@@ -304,6 +307,14 @@ class ClientOptimizer(Optimizer):
             for name, drafted in draft.items():
                 drafted[list(faults)] = self._states[name][list(faults)]
         return messages, draft, list(faults.values())
+
+    def _refuse_skipped_clients(self) -> None:
+        """Refuse a private step for which a client was skipped: those after it have its place, and its memory."""
+        if self._noise is not None and self._taken < len(self._clients):
+            raise UsageError(
+                f"this rank has {len(self._clients)} clients, and add_client() was called {self._taken} times in round "
+                f"{self.round}; call it once for each of them, also without backward() for one that sends nothing"
+            )
 
     def _clear_untaken(self) -> None:
         """Clear the gradients of a client that `add_client` was not called for: the next ones are another client's."""

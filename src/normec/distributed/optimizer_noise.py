@@ -40,7 +40,8 @@ from ..training.independence import refuse_mixing_methods
 
 NOTES = ("the guarantee protects whole clients, whatever their losses and batches are",)
 GAPS = (
-    "gradients that the training loop has added up over clients or ranks before the optimizer reads them",
+    "gradients that the training loop has added up over clients or ranks, or exchanged between clients, before the "
+    "optimizer reads them",
     "what the training loop, the model or the loss keeps of one client and uses for another one's gradient",
     "the model's buffers, which the optimizer does not see, such as the statistics of BatchNorm layers",
     "what a rank prints or saves, and the fact that it fails or ends, which other ranks notice",
