@@ -45,6 +45,22 @@ def ledger_of_one_rank_alone(rank: int, folder: Path) -> str:
     return said(lambda: cluster.GD(nn.Linear(2, 2).parameters(), 0.1, **how))
 
 
+def steps_in_another_order(rank: int, folder: Path) -> str:  # noqa: ARG001
+    made = [(net := nn.Linear(2, 2), cluster.GD(net.parameters(), lr=0.1)) for _ in range(2)]
+    words = []
+    for net, optimizer in made if rank == 0 else reversed(made):
+        net(torch.ones(1, 2)).sum().backward()
+        words.append(said(optimizer.step))
+    assert words[0].partition("optimizer is")[0] == words[1].partition("optimizer is")[0]
+    return words[0]
+
+
+def seed_of_one_rank_alone(rank: int, folder: Path) -> str:  # noqa: ARG001
+    privacy = Privacy(sigma=1.0, trust="secure-sum", noise="seeded")
+    how: dict[str, Any] = {"privacy": privacy, "rounds": 2, "seed": 0 if rank else None}
+    return said(lambda: cluster.DPSGD(nn.Linear(2, 2).parameters(), 0.1, SmoothedNorm(0.1), **how))
+
+
 def states_of_other_rounds(rank: int, folder: Path) -> str:  # noqa: ARG001
     net = nn.Linear(2, 2)
     optimizer = cluster.GD(net.parameters(), lr=0.1)
@@ -120,6 +136,8 @@ CASES = (
     lr_at_the_start,
     lr_of_one_rank_alone,
     ledger_of_one_rank_alone,
+    seed_of_one_rank_alone,
+    steps_in_another_order,
     states_of_other_rounds,
     averaged_by_ddp,
     averaged_by_fsdp,

@@ -30,6 +30,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             "lr is [0.1] on rank 0 and [1.1] on rank 1; every rank must call step() equally often",
         ),
         ("ledger_of_one_rank_alone", "the ranks do not agree: ledger is False on rank 0 and True on rank 1"),
+        ("seed_of_one_rank_alone", "the ranks do not agree: seed is None on rank 0 and 0 on rank 1"),
+        ("steps_in_another_order", "that of several optimizers in the same order"),
         ("states_of_other_rounds", "round of the state is 0 on rank 0 and 1 on rank 1; load states that were saved"),
         ("averaged_by_ddp", "the model is wrapped in DistributedDataParallel"),
         ("averaged_by_fsdp", "the model is wrapped in FullyShardedDataParallel"),

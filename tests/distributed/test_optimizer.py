@@ -288,11 +288,12 @@ def test_a_wrapped_model_that_the_collector_does_not_list_is_refused(frozen_befo
 @pytest.mark.usefixtures("new_objects")
 @pytest.mark.parametrize("extra", [0.0, 5.0, -500.0])
 def test_a_gradient_that_no_client_took_enters_no_later_message(extra: float) -> None:
-    """The caller forgets the last client of the first round, and does not clear the gradients between rounds."""
+    """The caller computes one gradient more than there are clients, and does not clear the gradients between rounds."""
     x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     privacy = normec.Privacy(sigma=1e-9, noise="seeded")
     optimizer = cluster.DPSGD([x], lr=1.0, operator=normec.Clip(1.0), clients=2, privacy=privacy, rounds=3, seed=1)
     x[0].backward()
+    optimizer.add_client()
     optimizer.add_client()
     (extra * x.sum()).backward()
     with pytest.warns(UserWarning, match="client 1 has no gradient"):
@@ -303,6 +304,21 @@ def test_a_gradient_that_no_client_took_enters_no_later_message(extra: float) ->
         optimizer.add_client()
     optimizer.step()
     torch.testing.assert_close(before - x.detach(), torch.tensor([0.5, 0.0], dtype=torch.float64), rtol=0, atol=1e-7)
+
+
+@pytest.mark.usefixtures("new_objects")
+def test_a_client_that_is_skipped_gives_its_place_to_no_other() -> None:
+    """The next client's gradient would go through the memory of the one that was skipped, and then through its own."""
+    x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    privacy = normec.Privacy(sigma=1.0, noise="seeded")
+    optimizer = cluster.NormEC([x], 1.0, 0.1, 0.1, clients=2, privacy=privacy, rounds=3)
+    for taken in (0, 1):
+        with pytest.raises(UsageError, match=rf"has 2 clients, and add_client\(\) was called {taken} times in round 0"):
+            optimizer.step()
+        x.sum().backward()
+        optimizer.add_client()
+    optimizer.step()
+    assert optimizer.spent().releases == 1
 
 
 @pytest.mark.usefixtures("new_objects")

@@ -181,6 +181,18 @@ def test_the_same_configuration_counts_once(tmp_path: Path) -> None:
     assert found.notes == [f"found twice, counted once: {tmp_path / 'a'} is the same run as {tmp_path / 'b'}"]
 
 
+def test_of_two_folders_of_one_run_the_larger_epsilon_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that was killed may have paid for some rounds twice."""
+    folders = [leave(tmp_path / name, lr=1.0) for name in ("a", "b")]
+    read = {
+        folder: replace(results._read(folder), paid=epsilon)
+        for folder, epsilon in zip(folders, (2.0, 2.4), strict=True)
+    }
+    monkeypatch.setattr(results, "_read", read.__getitem__)
+    found = results.collect([tmp_path])
+    assert [record.folder.name for record in found.records] == ["b"]
+
+
 def test_folders_without_runs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there are no runs in"):
         results.collect([tmp_path])

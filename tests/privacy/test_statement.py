@@ -122,3 +122,7 @@ def test_several_numbers_are_not_one() -> None:
     for many in (torch.ones(2), np.ones(2)):
         with pytest.raises(UsageError, match="epsilon must be one number"):
             Privacy(epsilon=many)  # type: ignore[arg-type]
+
+
+def test_a_delta_is_never_shown_smaller_than_it_is() -> None:
+    assert "(epsilon, delta) = (8, 3.33334e-05)" in Privacy(epsilon=8, delta=1 / 30000).promise()

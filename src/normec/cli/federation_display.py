@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..privacy.display import shown_epsilon
+from ..privacy.display import shown_delta, shown_epsilon
 from ..storage.history import Row
 from .output import printable, show
 from .progress import Lines, ProgressDisplay, describe
@@ -43,7 +43,7 @@ def cells(status: PartyStatus) -> tuple[str, ...]:
     if spent is None:
         return status.name, status.presence, "0", "0", "", ""
     budget = "" if spent["budget"] is None else f"{spent['budget']:g}"
-    protected = f"each {spent['unit']}, at δ = {spent['delta']:g}"
+    protected = f"each {spent['unit']}, at δ = {shown_delta(spent['delta'])}"
     sent = str(spent["releases"] + spent["without_noise"])
     return status.name, status.presence, sent, shown_epsilon(spent["epsilon"]), budget, protected
 

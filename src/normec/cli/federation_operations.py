@@ -87,7 +87,7 @@ def status(
 
 def _status_of_run(folder: Path, database: Path | None, as_json: bool) -> int:
     from ..federation.protocol.run_status import run_status
-    from ..privacy.display import shown_epsilon
+    from ..privacy.display import shown_delta, shown_epsilon
     from .output import printable, show
 
     found, online = run_status(folder), {}
@@ -111,9 +111,9 @@ def _status_of_run(folder: Path, database: Path | None, as_json: bool) -> int:
         last = _when(seen.last_seen) if seen is not None else ""
         rows.append((one.name, here, last, str(one.accepted), str(one.behind), spent, events))
     rounds = f" of {found.rounds}" if found.rounds is not None else ""
-    spent = (
-        "" if found.epsilon is None else f", ε = {shown_epsilon(found.epsilon)} per {found.unit} at δ = {found.delta:g}"
-    )
+    spent = ""
+    if found.epsilon is not None and found.delta is not None:
+        spent = f", ε = {shown_epsilon(found.epsilon)} per {found.unit} at δ = {shown_delta(found.delta)}"
     columns = ("party", "now", "last seen", ">messages", ">rounds behind", ">ε in this run", "events")
     show(rows, columns, title=f"{found.name}: {found.status}, round {found.round}{rounds}{spent}")
     if found.last_event is not None:
@@ -300,7 +300,7 @@ def verify(file: TermsPath, as_json: o.Json = False) -> int:
 
 
 def _show_terms(found: SignedTerms) -> None:
-    from ..privacy.display import shown_epsilon
+    from ..privacy.display import shown_delta, shown_epsilon
     from .output import show
 
     first = found.parties[0].agreed
@@ -327,9 +327,8 @@ def _show_terms(found: SignedTerms) -> None:
         if least:
             rows.append(("smallest σ of a round", ", ".join(f"{name}: {sigma}" for name, sigma in least.items())))
         spent, unknown = found.epsilon(), "computed by a party, with its method and its policy: give --party"
-        rows.append(
-            ("ε of all rounds", unknown if spent is None else f"{shown_epsilon(spent)} at δ = {privacy.delta:g}")
-        )
+        of_all = unknown if spent is None else f"{shown_epsilon(spent)} at δ = {shown_delta(privacy.delta)}"
+        rows.append(("ε of all rounds", of_all))
     rows += [
         ("code of the app", found.app[:32]),
         ("made with", ", ".join(f"{name} {number}" for name, number in found.versions.items())),
@@ -353,13 +352,13 @@ def _record_rows(found: SignedTerms) -> list[tuple[str, str]]:
 
 def show_spending(found: dict[str, Any]) -> None:
     """Print what a party has spent, as `spending` returns it."""
-    from ..privacy.display import shown_epsilon
+    from ..privacy.display import shown_delta, shown_epsilon
     from .output import show
 
     budget = "no budget" if found["budget"] is None else f"of {found['budget']:g}"
     limits = {"record": f" of {found['record_budget']:g}"} if found["record_budget"] is not None else {}
     rows = [
-        ("ε spent", f"{shown_epsilon(found['epsilon'])} {budget}, at δ = {found['delta']:g}"),
+        ("ε spent", f"{shown_epsilon(found['epsilon'])} {budget}, at δ = {shown_delta(found['delta'])}"),
         ("protected", f"{found['unit']}, {found['relation']}"),
         *(
             (f"ε per {unit}", f"{shown_epsilon(spent)}{limits.get(unit, '')}")

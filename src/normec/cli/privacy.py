@@ -253,9 +253,9 @@ def _answer(as_json: bool, composed: Release, **facts: float) -> None:
     if as_json:
         print(json.dumps({**facts, "notes": list(composed.notes)}))
         return
-    from ..privacy.display import shown_epsilon  # rounds σ up too: slightly less noise would miss the target
+    from ..privacy.display import shown_delta, shown_epsilon  # rounds σ up too: less noise would miss the target
 
     spent, sigma = shown_epsilon(facts["epsilon"], 6), shown_epsilon(facts["sigma"], 6)
-    print(f"epsilon = {spent} at delta = {facts['delta']:g}, sigma = {sigma} per client")
+    print(f"epsilon = {spent} at delta = {shown_delta(facts['delta'])}, sigma = {sigma} per client")
     for note in composed.notes:
         print(f"note: {note}")

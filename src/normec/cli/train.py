@@ -132,10 +132,11 @@ def _trackers(asked: list[str] | None, folder: Path, settings: dict[str, Any]) -
 
 def privacy_line(spent: dict[str, Any]) -> str:
     """Return ε, δ and σ in one line, which says so if ε was not a target."""
-    from ..privacy.display import shown_epsilon
+    from ..privacy.display import shown_delta, shown_epsilon
 
     kind = "" if spent["is_target"] else " (reported, not a target)"
-    return f"ε = {shown_epsilon(spent['epsilon'])} at δ = {spent['delta']:g}{kind}, σ = {spent['sigma']:.4g} per client"
+    strength = f"ε = {shown_epsilon(spent['epsilon'])} at δ = {shown_delta(spent['delta'])}"
+    return f"{strength}{kind}, σ = {spent['sigma']:.4g} per client"
 
 
 def _compare_baselines(result: Result, quiet: bool) -> None:

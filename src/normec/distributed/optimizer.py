@@ -16,6 +16,7 @@ warns about it.
 from __future__ import annotations
 
 import json
+import secrets
 import warnings
 import zlib
 from collections.abc import Callable, Iterable, Sequence
@@ -122,7 +123,9 @@ class ClientOptimizer(Optimizer):
         self.n = clients * self.communicator.size
         relative = checked_weights(weights, self.n) if weights is not None else None
         self._relative = relative.tolist() if relative is not None and relative.unique().numel() > 1 else []
-        self._agree(clients, privacy, rounds, ledger is not None)
+        self._agree(clients, privacy, rounds, ledger is not None, seed)
+        # The name of this optimizer on all ranks, which tells it from others of the same job.
+        self._name = self.communicator.on_rank_zero(lambda: secrets.token_hex(8))
         self._clients = torch.arange(clients) + clients * self.communicator.rank
         self._weights = self._flat.like.new_tensor(self._relative)[self._clients] if self._relative else None
         d = self._flat.dimension
@@ -180,6 +183,7 @@ class ClientOptimizer(Optimizer):
             self.communicator,
             ledger,
             start,
+            self._name,
             witness,
             tuple(self._relative),
         )
@@ -205,7 +209,8 @@ class ClientOptimizer(Optimizer):
     def add_client(self) -> None:
         """Take the current gradients as those of this rank's next client, and clear them; for several clients per rank.
 
-        The next client begins without gradients, so that a client's data enter one message only.
+        The next client begins without gradients, so that a client's data enter one message only. A client that has
+        nothing to send needs the call as well: otherwise the next one takes its place, and its memory.
         """
         if self._taken == len(self._clients):
             raise UsageError(f"this rank has {len(self._clients)} clients, and all have their gradients; call step()")
@@ -224,7 +229,8 @@ class ClientOptimizer(Optimizer):
         """Run one round: each client sends one message, and every rank makes the same server step. Collective.
 
         Raises:
-            UsageError: The ranks are not at the same round with the same step sizes.
+            UsageError: The ranks are not at the same round of the same optimizer with the same step sizes; with
+                privacy: `add_client` was not called for each of this rank's clients.
             Diverged: Without privacy: a gradient is missing or not finite, or a message is above its bound.
             BudgetSpent: With privacy: the budget does not allow another release.
         """
@@ -241,6 +247,7 @@ class ClientOptimizer(Optimizer):
                 raise UsageError(f"{mode} is active and would see several clients together; call step() without it")
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
+        self._refuse_skipped_clients()
         messages, draft, faults = self._messages()
         if self._noise is None:
             weighted = messages if self._weights is None else messages * self._weights[:, None]
@@ -301,6 +308,14 @@ class ClientOptimizer(Optimizer):
                 drafted[list(faults)] = self._states[name][list(faults)]
         return messages, draft, list(faults.values())
 
+    def _refuse_skipped_clients(self) -> None:
+        """Refuse a private step for which a client was skipped: those after it have its place, and its memory."""
+        if self._noise is not None and self._taken < len(self._clients):
+            raise UsageError(
+                f"this rank has {len(self._clients)} clients, and add_client() was called {self._taken} times in round "
+                f"{self.round}; call it once for each of them, also without backward() for one that sends nothing"
+            )
+
     def _clear_untaken(self) -> None:
         """Clear the gradients of a client that `add_client` was not called for: the next ones are another client's."""
         if len(self._clients) > 1:
@@ -314,8 +329,8 @@ class ClientOptimizer(Optimizer):
         raise Diverged(self.round, [], "; ".join(said) or "the sum of messages", "(no step was made)")
 
     def _position(self) -> Tensor:
-        """Return digits of a checksum of the round and the step sizes, and their squares."""
-        digest = zlib.crc32(json.dumps([self.round, self._step_sizes()]).encode())
+        """Return digits of a checksum of the optimizer, the round and the step sizes, and their squares."""
+        digest = zlib.crc32(json.dumps([self._name, self.round, self._step_sizes()]).encode())
         digits = torch.tensor([digest >> 4 * digit & 15 for digit in range(POSITION // 2)], device=self._grads.device)
         return torch.cat([digits, digits.square()])
 
@@ -324,8 +339,9 @@ class ClientOptimizer(Optimizer):
         own, squares = self._position().to(torch.float64).chunk(2)
         sums, sums_of_squares = sums.to(torch.float64).chunk(2)
         if bool((sums_of_squares - 2 * own * sums + self.communicator.size * squares).any()):
+            facts = {"round": self.round, "lr": self._step_sizes(), "optimizer": self._name}
             cure = "every rank must call step() equally often and with the same lr"
-            check_agreement(self.communicator, {"round": self.round, "lr": self._step_sizes()}, cure)
+            check_agreement(self.communicator, facts, f"{cure}, and that of several optimizers in the same order")
 
     def _step_sizes(self) -> list[float]:
         sizes = [float(group["lr"]) for group in self.param_groups]
@@ -335,7 +351,7 @@ class ClientOptimizer(Optimizer):
             raise UsageError(f"server_optimizer takes one lr for all parameter groups, got {sizes}")
         return sizes
 
-    def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None, ledger: bool) -> None:
+    def _agree(self, clients: int, privacy: Privacy | None, rounds: int | None, ledger: bool, seed: int | None) -> None:
         """Check that all ranks have the same method, model sizes and seed; otherwise their sums are meaningless."""
         own = {
             "method": identity_of(self.method),
@@ -348,7 +364,7 @@ class ClientOptimizer(Optimizer):
             "privacy": privacy.to_dict() if privacy else None,
             "rounds": rounds,
             "ledger": ledger,
-            "seed": self._seed,
+            "seed": seed,
         }
         check_agreement(self.communicator, own)
 

@@ -40,7 +40,8 @@ from ..training.independence import refuse_mixing_methods
 
 NOTES = ("the guarantee protects whole clients, whatever their losses and batches are",)
 GAPS = (
-    "gradients that the training loop has added up over clients or ranks before the optimizer reads them",
+    "gradients that the training loop has added up over clients or ranks, or exchanged between clients, before the "
+    "optimizer reads them",
     "what the training loop, the model or the loss keeps of one client and uses for another one's gradient",
     "the model's buffers, which the optimizer does not see, such as the statistics of BatchNorm layers",
     "what a rank prints or saves, and the fact that it fails or ends, which other ranks notice",
@@ -66,12 +67,14 @@ class OptimizerNoise:
         communicator: Communicator,
         ledger: str | Path | None,
         start: str,
+        own: str,
         witness: str | Path | None = None,
         weights: tuple[float, ...] = (),
     ) -> None:
-        """Raises `UsageError` if no rule covers the statement; `start` is a checksum, the same on all ranks.
+        """Raises `UsageError` if no rule covers the statement.
 
-        `weights`: n·w_i of all clients; empty for equal weights.
+        `start` is a checksum and `own` a random name of the optimizer, both the same on all ranks. `weights`: n·w_i of
+        all clients; empty for equal weights.
         """
         if rounds is None:
             raise UsageError("privacy needs rounds, the number of steps that the noise must last for")
@@ -115,9 +118,9 @@ class OptimizerNoise:
         outside = Path(witness) if witness is not None else None
         self._mechanism = mechanism = Mechanism(privacy, method, setting, source, self._name(), NOTES, gaps, outside)
         self._communicator, self._rounds, self._clients = communicator, rounds, clients
-        self._budget = Budget(mechanism, communicator, {})
+        self._budget = Budget(mechanism, communicator, {}, name=own)
         self._ledger = Path(ledger) if ledger is not None else None
-        self._own = communicator.on_rank_zero(lambda: secrets.token_hex(8))
+        self._own = own
         self._multiplier = mechanism.release.event(mechanism.sigma).multiplier
         _accounts[self._own] = {self._own: (self._multiplier, 0)}
         communicator.on_rank_zero(self._open)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import at_least, fraction
 from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
+from ..privacy.display import shown_delta
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def build(
         privacy = Privacy(sigma=sigma, delta=delta, **words)
         composed = release(Facts("a message", bound, feedback=True), privacy, Setting(clients, rounds, sampling))
         columns[name] = [composed.epsilon(sigma, delta, count) for count in counts]
-    return EpsilonTable(f"ε at δ = {delta:g}, σ = {sigma:g} per client, {clients} clients", counts, columns)
+    return EpsilonTable(f"ε at δ = {shown_delta(delta)}, σ = {sigma:g} per client, {clients} clients", counts, columns)
 
 
 def draw(table: EpsilonTable, path: Path) -> None:

@@ -82,7 +82,9 @@ def collect(paths: Sequence[Path]) -> Found:
             same = (record.own, *_key(record, (*IDENTITY, *record.own)))
             other = records.setdefault(same, record)
             if other is not record:
-                kept = max(other, record, key=lambda one: one.status == "finished")
+                kept = max(
+                    other, record, key=lambda one: (one.status == "finished", _metrics(one).get("epsilon") or 0.0)
+                )  # rounds that one folder released twice count
                 records[same] = kept
                 copies.append(f"{(record if kept is other else other).folder} is the same run as {kept.folder}")
     if copies:

@@ -18,7 +18,7 @@ from numbers import Integral
 from typing import Any, Literal
 
 from ..errors import UsageError, at_least, fraction, one_of, open_unit, positive
-from .display import shown_epsilon
+from .display import shown_delta, shown_epsilon
 from .noise_schedule import CONSTANT, NoiseSchedule, checked, written_out
 
 Unit = Literal["client", "record"]
@@ -305,16 +305,16 @@ class Privacy:
         else:
             against = f"a server that sees only the sum, joined by all but {self.honest} clients"
         if self.is_target:
-            strength = f"(epsilon, delta) = ({shown_epsilon(self.epsilon, 6)}, {self.delta:g})"
+            strength = f"(epsilon, delta) = ({shown_epsilon(self.epsilon, 6)}, {shown_delta(self.delta)})"
         elif self.replay is not None:
             strength = (
                 f"noise by the paper's formula, read as {self.replay}; the epsilon it was asked for is NOT what it"
-                f" gives, the exact one at delta = {self.delta:g} is reported beside the result"
+                f" gives, the exact one at delta = {shown_delta(self.delta)} is reported beside the result"
             )
         else:
             strength = (
-                f"given noise sigma = {self.sigma:g}; its epsilon at delta = {self.delta:g} is reported beside the"
-                " result"
+                f"given noise sigma = {self.sigma:g}; its epsilon at delta = {shown_delta(self.delta)} is reported"
+                " beside the result"
             )
         promise = f"Protected: {who}. Against: {against}. Strength: {strength}."
         return f"{SIMULATION} {promise}" if self.noise == "seeded" else promise

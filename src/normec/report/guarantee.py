@@ -9,7 +9,7 @@ from statistics import NormalDist
 from typing import Any
 
 from ..errors import UsageError
-from ..privacy.display import shown_epsilon
+from ..privacy.display import shown_delta, shown_epsilon
 from ..storage.history import NOT_COVERED
 from ..system.files import read_bytes
 from . import formatting, schema
@@ -346,7 +346,9 @@ def _parts(statement: str) -> dict[str, str]:
 
 
 def _power(delta: Any) -> str:
-    return formatting.number(float(delta)).replace("-", "\u2011") if isinstance(delta, int | float) else "δ"
+    if not isinstance(delta, int | float):
+        return "δ"
+    return formatting.number(float(shown_delta(delta, 4))).replace("-", "\u2011")
 
 
 def _up(share: float) -> str:

@@ -20,11 +20,16 @@ class Budget:
     """The account of one run, which rank 0 keeps in the run's folder."""
 
     def __init__(
-        self, mechanism: Mechanism, communicator: Communicator, first_buffers: Buffers, kept: bool = False
+        self,
+        mechanism: Mechanism,
+        communicator: Communicator,
+        first_buffers: Buffers,
+        kept: bool = False,
+        name: str = "",
     ) -> None:
-        """`kept`: whether the run has a folder, and therefore a ledger."""
+        """`kept`: whether the run has a folder, and therefore a ledger. `name`: that of the account on all ranks."""
         self._mechanism, self._communicator, self._first_buffers = mechanism, communicator, first_buffers
-        self._kept = kept
+        self._kept, self._name = kept, name
         self._paid_for = False
         self._same = True  # whether the releases in the ledger belong to the same run and data
 
@@ -55,6 +60,11 @@ class Budget:
         if self._paid_for:
             return
         reply = self._communicator.on_rank_zero(lambda: self._pay_here(round, key if self._same else None))
+        if not isinstance(reply, dict) or reply.get("account") != self._name:  # a payment elsewhere has other noise
+            raise UsageError(
+                f"round {round} is not paid for, because rank 0 does something else at this point; every rank must "
+                "make the same calls in the same order, also the steps of several optimizers"
+            )
         if reply["refused"] is not None:
             raise BudgetSpent.from_text(round, reply["refused"])
         if self._communicator.rank:
@@ -68,8 +78,8 @@ class Budget:
         try:
             self._mechanism.pay(round, key)
         except BudgetSpent as spent:
-            return {"refused": str(spent), "round": round, "attempt": 0}
-        return {"refused": None, "round": round, "attempt": self._mechanism.attempt}
+            return {"account": self._name, "refused": str(spent), "round": round, "attempt": 0}
+        return {"account": self._name, "refused": None, "round": round, "attempt": self._mechanism.attempt}
 
     def refuse_moving_state(self, buffers: Buffers, constants: list[str] | None) -> None:
         """Refuse buffers and frozen parameters that a forward pass changes, because no noise covers them.
