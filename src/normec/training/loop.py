@@ -478,9 +478,8 @@ class TrainingLoop:
 
     @cached_property
     def _machines(self) -> list[Any]:
-        """Return the machines of all ranks, and the code and the engine of each. Collective."""
-        code = self.computation, getattr(self.engine, "variant", None)
-        return self.communicator.all_gather([*code, torch.get_num_threads(), *machine_facts(self.problem.x0.device)])
+        """Return the machines of all ranks. Collective."""
+        return self.communicator.all_gather([torch.get_num_threads(), *machine_facts(self.problem.x0.device)])
 
     def _recall(self, state: State, mechanism: Mechanism) -> None:
         """Check, instead of paying and once per round, that the ledger contains the stored release."""

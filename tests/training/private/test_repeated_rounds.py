@@ -32,10 +32,8 @@ from normec import (
 from normec.distributed.optimizer import ClientOptimizer
 from normec.errors import UsageError
 from normec.privacy import Account, Event
-from normec.sampling.participation import Everyone
 from normec.sampling.random_streams import Key
 from normec.training import loop, repeatability
-from normec.training.communicator import SingleProcess
 
 from ...support.datasets import Fetched
 from ...support.runs import StopAt, releases
@@ -87,20 +85,6 @@ def attempts(folder: Path) -> list[tuple[int, int]]:
 
 ONCE = [(k, 0) for k in range(ROUNDS)]
 REPEATED = [(k, 1) for k in range(STOPPED, ROUNDS)]
-
-
-def test_the_key_of_a_release_covers_the_code_of_every_rank(tmp_path: Path) -> None:
-    gathered: list[Any] = []
-
-    class Noting(SingleProcess):
-        def all_gather(self, value: Any) -> list[Any]:
-            gathered.append(value)
-            return [value]
-
-    made(tmp_path / "run", problem(), compute=Compute(communicator=Noting()))
-    code = repeatability.computation_digest(problem(), NormEC(0.1, 0.1), Everyone())
-    assert code is not None
-    assert any(code in value for value in gathered)
 
 
 def test_the_same_bits_are_the_same_release(tmp_path: Path) -> None:
