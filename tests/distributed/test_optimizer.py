@@ -313,12 +313,32 @@ def test_a_client_that_is_skipped_gives_its_place_to_no_other() -> None:
     privacy = normec.Privacy(sigma=1.0, noise="seeded")
     optimizer = cluster.NormEC([x], 1.0, 0.1, 0.1, clients=2, privacy=privacy, rounds=3)
     for taken in (0, 1):
+        for _ in range(taken):
+            x.sum().backward()
+            optimizer.add_client()
         with pytest.raises(UsageError, match=rf"has 2 clients, and add_client\(\) was called {taken} times in round 0"):
             optimizer.step()
+    for _ in range(2):
         x.sum().backward()
         optimizer.add_client()
     optimizer.step()
     assert optimizer.spent().releases == 1
+
+
+@pytest.mark.parametrize("closure", [None, lambda: None], ids=["without closure", "with closure"])
+def test_a_loop_that_goes_on_after_a_refused_step_takes_no_client_twice(closure: Any) -> None:
+    """The client that was taken before would have the place of the one that is skipped, and enter the sum twice."""
+    x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    privacy = normec.Privacy(sigma=1.0, noise="seeded")
+    optimizer = cluster.DPSGD([x], 1.0, normec.Clip(1.0), clients=2, privacy=privacy, rounds=3)
+    for _ in range(2):
+        x.sum().backward()
+        optimizer.add_client()
+        x.sum().backward()  # add_client is forgotten
+        with pytest.raises(UsageError, match=r"add_client\(\) was called 1 times in round 0"):
+            optimizer.step(closure)
+        assert x.grad is None
+    assert optimizer.spent().releases == 0
 
 
 @pytest.mark.usefixtures("new_objects")

@@ -234,6 +234,7 @@ class ClientOptimizer(Optimizer):
             Diverged: Without privacy: a gradient is missing or not finite, or a message is above its bound.
             BudgetSpent: With privacy: the budget does not allow another release.
         """
+        self._refuse_skipped_clients()
         if closure is not None:
             raise UsageError(
                 "closures are not supported, because a round has one gradient; call backward(), then step()"
@@ -247,7 +248,6 @@ class ClientOptimizer(Optimizer):
                 raise UsageError(f"{mode} is active and would see several clients together; call step() without it")
         if self._taken == 0 and len(self._clients) == 1:
             self._take_gradient()
-        self._refuse_skipped_clients()
         messages, draft, faults = self._messages()
         if self._noise is None:
             weighted = messages if self._weights is None else messages * self._weights[:, None]
@@ -309,11 +309,17 @@ class ClientOptimizer(Optimizer):
         return messages, draft, list(faults.values())
 
     def _refuse_skipped_clients(self) -> None:
-        """Refuse a private step for which a client was skipped: those after it have its place, and its memory."""
-        if self._noise is not None and self._taken < len(self._clients):
+        """Refuse a private step for which a client was skipped: those after it have its place, and its memory.
+
+        All gradients are dropped: if the caller goes on, the same client would otherwise take the place that is left.
+        """
+        if self._noise is not None and 1 < len(self._clients) > self._taken:
+            taken, self._taken = self._taken, 0
+            self._clear_untaken()
             raise UsageError(
-                f"this rank has {len(self._clients)} clients, and add_client() was called {self._taken} times in round "
-                f"{self.round}; call it once for each of them, also without backward() for one that sends nothing"
+                f"this rank has {len(self._clients)} clients, and add_client() was called {taken} times in round "
+                f"{self.round}; begin the round again with the first client, and call it once for each of them, also "
+                "without backward() for one that sends nothing"
             )
 
     def _clear_untaken(self) -> None:
