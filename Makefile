@@ -44,9 +44,8 @@ test-quick: .venv/.ready-test
 test-all: .venv/.ready-test
 	$(MAKE) --no-print-directory --jobs=2 test-whole test-checks
 
-# Many of the slow tests wait for processes of their own; meanwhile a third process has work.
 test-whole: .venv/.ready-test
-	$(PYTEST) -n 3
+	$(PYTEST)
 
 test-checks: check
 	$(MAKE) --no-print-directory test-kernels

@@ -313,7 +313,7 @@ class ClientOptimizer(Optimizer):
 
         All gradients are dropped: if the caller goes on, the same client would otherwise take the place that is left.
         """
-        if self._noise is not None and 1 < len(self._clients) > self._taken:
+        if self._noise is not None and len(self._clients) > 1 and self._taken < len(self._clients):
             taken, self._taken = self._taken, 0
             self._clear_untaken()
             raise UsageError(
