@@ -1,4 +1,7 @@
-"""Two optimizers whose steps rank 1 makes in another order: `python -m tests.distributed.order_job FOLDER`."""
+"""Two optimizers whose calls rank 1 makes in another order: `python -m tests.distributed.order_job FOLDER CASE`.
+
+CASE: "steps" (the steps of the two optimizers are swapped) or "spent" (rank 1 asks what was spent before its step).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from ..support.waiting import LIMIT
 WIDE = 100
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, case: str) -> None:
     said: list[str] = []
     with cluster.join(timeout=LIMIT) as communicator:
         rank, pairs = communicator.rank, []
@@ -28,9 +31,11 @@ def main(folder: Path) -> None:
             privacy = Privacy(sigma=sigma, trust="secure-sum", noise="secure")
             how: dict[str, Any] = {"privacy": privacy, "rounds": 3, "ledger": folder / f"{sigma}.jsonl"}
             pairs.append((x, cluster.DPSGD([x], 1.0, SmoothedNorm(0.1), **how)))
-        for x, optimizer in pairs if rank == 0 else reversed(pairs):
+        for x, optimizer in reversed(pairs) if rank and case == "steps" else pairs:
             x.grad = torch.ones(WIDE)
             try:
+                if rank and case == "spent":
+                    optimizer.spent()
                 optimizer.step()
                 said.append("nothing")
             except (UsageError, RankLost) as error:
@@ -42,4 +47,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,12 +60,9 @@ class Budget:
         """
         if self._paid_for:
             return
-        reply = self._communicator.on_rank_zero(lambda: self._pay_here(round, key if self._same else None))
-        if not isinstance(reply, dict) or reply.get("account") != self._name:  # a payment elsewhere has other noise
-            raise UsageError(
-                f"round {round} is not paid for, because rank 0 does something else at this point; every rank must "
-                "make the same calls in the same order, also the steps of several optimizers"
-            )
+        reply = self._from_rank_zero(
+            "pay", lambda: self._pay_here(round, key if self._same else None), f"round {round} is not paid for"
+        )
         if reply["refused"] is not None:
             raise BudgetSpent.from_text(round, reply["refused"])
         if self._communicator.rank:
@@ -78,8 +76,23 @@ class Budget:
         try:
             self._mechanism.pay(round, key)
         except BudgetSpent as spent:
-            return {"account": self._name, "refused": str(spent), "round": round, "attempt": 0}
-        return {"account": self._name, "refused": None, "round": round, "attempt": self._mechanism.attempt}
+            return {"refused": str(spent), "round": round, "attempt": 0}
+        return {"refused": None, "round": round, "attempt": self._mechanism.attempt}
+
+    def _from_rank_zero(self, what: str, action: Callable[[], dict[str, Any]], otherwise: str) -> dict[str, Any]:
+        """Return the result of `action` on rank 0; raises `UsageError` if rank 0 makes another call than this rank.
+
+        A payment in another account has other noise. `what` names the call, and `otherwise` says what is then missing.
+        """
+        call = [self._name, what]
+        reply: Any = self._communicator.on_rank_zero(lambda: {"call": call, "result": action()})
+        if not isinstance(reply, dict) or reply.get("call") != call:
+            raise UsageError(
+                f"{otherwise}, because rank 0 does something else at this point; every rank must make the same calls "
+                "in the same order, also those of several optimizers"
+            )
+        result: dict[str, Any] = reply["result"]
+        return result
 
     def refuse_moving_state(self, buffers: Buffers, constants: list[str] | None) -> None:
         """Refuse buffers and frozen parameters that a forward pass changes, because no noise covers them.
@@ -109,5 +122,5 @@ class Budget:
         """Return the exact account, on all ranks. Collective."""
         from ..privacy.mechanism import Spent
 
-        spent: dict[str, Any] = self._communicator.on_rank_zero(lambda: self._mechanism.spent().to_dict())
+        spent = self._from_rank_zero("spent", lambda: self._mechanism.spent().to_dict(), "it is unknown what was spent")
         return Spent(**spent | {name: tuple(spent[name]) for name in ("not_covered", "notes")})
