@@ -46,7 +46,7 @@ _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs; a
 _TABLE_FLOATS = {"cpu": 2**26, "cuda": 2**30}  # numbers in the gradients of single records, by rules for operations
 _FEWEST = 32  # records in a block at which a pass is efficient
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_SMALL_GPU = 2**34  # bytes of GPU memory that these block sizes suit; larger GPUs get larger blocks
+_SMALL_GPU = 2**34  # bytes of GPU memory that these block sizes suit; GPUs of twice the size and more get larger blocks
 
 
 class SharedEngine(BlockEngine):
@@ -91,7 +91,7 @@ class SharedEngine(BlockEngine):
         self._feed = BatchFeed(problem, records, fixed, seed)
         device = problem.x0.device
         kind = device.type if device.type in _BLOCK_FLOATS else "cpu"
-        scale = torch.cuda.get_device_properties(device).total_memory // _SMALL_GPU if kind == "cuda" else 1
+        twice = kind == "cuda" and torch.cuda.get_device_properties(device).total_memory >= 2 * _SMALL_GPU
         values = records.inputs[0].numel()
         typical = float(self._divisors.mean())
         by_grads = int(_BLOCK_FLOATS[kind] // len(problem.x0) * typical)
@@ -100,7 +100,7 @@ class SharedEngine(BlockEngine):
         convolves = any(isinstance(module, _CONVOLUTIONS) for module in problem.model.modules())
         if record_clip is not None and kind == "cpu" and convolves:  # without a table they take much longer
             by_grads = min(by_grads, max(_FEWEST, most_held(device) // len(problem.x0)))
-        self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * max(1, scale) // values))
+        self._block = max(1, min(by_grads, _BLOCK_VALUES[kind] * (2 if twice else 1) // values))
         if isinstance(self._model, ModuleModel):
             # Cross entropy ignores records with target −100 and divides by the number of the others. In a private run,
             # one client's targets must not decide how the losses of other clients are computed.
