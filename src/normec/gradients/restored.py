@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _PARTS = ("loss", "penalty", "augment", "transform")
 _CONTAINERS = (dict, list, deque, set)
+_NESTED = (*_CONTAINERS, tuple)
 _SIMPLE = frozenset((bool, int, float, str, type(None)))  # types of values that cannot change
 _EMPTY: dict[Any, Any] = {}
 _OF_MODULES = frozenset(vars(nn.Module()))  # the attributes that every module has
@@ -218,7 +219,7 @@ class UserState:
         stack = [held]
         while stack:
             for value in _values(stack.pop()):
-                if isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in self._known:
+                if isinstance(value, _NESTED) and id(value) not in self._known:
                     self._known[id(value)] = value
                     stack.append(value)
                 elif callable(value):
@@ -232,9 +233,12 @@ class UserState:
         seen: set[int] = set()
         while stack:
             for value in _values(stack.pop()):
-                if isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in seen:
-                    seen.add(id(value))
-                    stack.append(value)
+                if type(value) in _SIMPLE:
+                    continue
+                if isinstance(value, _NESTED):
+                    if value and id(value) not in seen:
+                        seen.add(id(value))
+                        stack.append(value)
                 elif id(value) not in known and callable(value):
                     new.append(value)
         first, self._looked = self._looked is None, known | {id(value): value for value in new}
@@ -266,7 +270,7 @@ class UserState:
                 if isinstance(value, Tensor):
                     if id(value) not in self._set_by_engines:
                         copies[id(value)] = self._copy_of(value)
-                elif isinstance(value, (*_CONTAINERS, tuple)) and id(value) not in seen:
+                elif isinstance(value, _NESTED) and id(value) not in seen:
                     seen.add(id(value))
                     stack.append(value)
         for tensor, _, _ in list(copies.values()):
