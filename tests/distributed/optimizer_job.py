@@ -34,7 +34,7 @@ def gradients(net: nn.Module, optimizer: ClientOptimizer, first: int) -> None:
         optimizer.zero_grad()
         inputs, targets = data(9 + 2 * client, client).tensors
         F.cross_entropy(net(inputs.double()), targets).backward()
-        optimizer.add_client()
+        optimizer.add_client(client - first)
 
 
 def trained(make: Callable[[nn.Module], ClientOptimizer], rounds: int, first: int) -> tuple[nn.Module, ClientOptimizer]:

@@ -163,14 +163,15 @@ def test_all_hosted_clients_must_have_their_gradient() -> None:
     net = nn.Linear(3, 1)
     optimizer = cluster.GD(net.parameters(), lr=0.1, clients=2)
     net(torch.ones(1, 3)).sum().backward()
-    optimizer.add_client()
+    optimizer.add_client(0)
     with pytest.raises(normec.Diverged, match="client 1 has no gradient"):
         optimizer.step()
-    for _ in range(2):
+    for client in range(2):
         net(torch.ones(1, 3)).sum().backward()
-        optimizer.add_client()
-    with pytest.raises(UsageError, match="has 2 clients, and all have their gradients"):
-        optimizer.add_client()
+        optimizer.add_client(client)
+    for unknown in (2, -1, 0.5, None):
+        with pytest.raises(UsageError, match=f"have the numbers 0 to 1, got {unknown}"):
+            optimizer.add_client(unknown)  # type: ignore[arg-type]
     optimizer.step()
 
 
@@ -212,10 +213,10 @@ def test_adambc_knows_the_noise_of_weighted_clients(trust: Any, squares: float) 
     privacy = normec.Privacy(sigma=0.5, delta=1e-5, relation="zero-out", trust=trust, noise="seeded")
     how: dict[str, Any] = {"privacy": privacy, "rounds": 2, "seed": 1, "server_optimizer": "adambc"}
     optimizer = cluster.DPSGD(net.parameters(), 0.01, normec.Clip(1.0), clients=4, weights=WEIGHTS, **how)
-    for _ in range(4):
+    for client in range(4):
         optimizer.zero_grad()
         net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-        optimizer.add_client()
+        optimizer.add_client(client)
     optimizer.step()
     held = optimizer.state_dict()["normec"]["optimizer"]["noise_variance"]
     assert float(held) == pytest.approx(0.5**2 * squares, rel=1e-12)
@@ -293,49 +294,49 @@ def test_a_gradient_that_no_client_took_enters_no_later_message(extra: float) ->
     privacy = normec.Privacy(sigma=1e-9, noise="seeded")
     optimizer = cluster.DPSGD([x], lr=1.0, operator=normec.Clip(1.0), clients=2, privacy=privacy, rounds=3, seed=1)
     x[0].backward()
-    optimizer.add_client()
-    optimizer.add_client()
+    optimizer.add_client(0)
+    optimizer.add_client(1)
     (extra * x.sum()).backward()
     with pytest.warns(UserWarning, match="client 1 has no gradient"):
         optimizer.step()
     before = x.detach().clone()
-    for slope in (1.0, 0.0):
+    for client, slope in enumerate((1.0, 0.0)):
         (slope * x[0]).backward()
-        optimizer.add_client()
+        optimizer.add_client(client)
     optimizer.step()
     torch.testing.assert_close(before - x.detach(), torch.tensor([0.5, 0.0], dtype=torch.float64), rtol=0, atol=1e-7)
 
 
 @pytest.mark.usefixtures("new_objects")
-def test_a_client_that_is_skipped_gives_its_place_to_no_other() -> None:
-    """The next client's gradient would go through the memory of the one that was skipped, and then through its own."""
+def test_a_private_step_without_one_of_the_clients_is_refused() -> None:
+    """Another client's gradients may contain those of the one that is skipped, and go through two memories."""
     x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     privacy = normec.Privacy(sigma=1.0, noise="seeded")
     optimizer = cluster.NormEC([x], 1.0, 0.1, 0.1, clients=2, privacy=privacy, rounds=3)
-    for taken in (0, 1):
-        for _ in range(taken):
+    for taken, skipped in (((), 0), ((0,), 1), ((1,), 0), ((1, 1), 0)):
+        for client in taken:
             x.sum().backward()
-            optimizer.add_client()
-        with pytest.raises(UsageError, match=rf"has 2 clients, and add_client\(\) was called {taken} times in round 0"):
+            optimizer.add_client(client)
+        with pytest.raises(UsageError, match=rf"add_client\({skipped}\) was not called in round 0, so the gradients"):
             optimizer.step()
-    for _ in range(2):
+    for client in range(2):
         x.sum().backward()
-        optimizer.add_client()
+        optimizer.add_client(client)
     optimizer.step()
     assert optimizer.spent().releases == 1
 
 
 @pytest.mark.parametrize("closure", [None, lambda: None], ids=["without closure", "with closure"])
-def test_a_loop_that_goes_on_after_a_refused_step_takes_no_client_twice(closure: Any) -> None:
-    """The client that was taken before would have the place of the one that is skipped, and enter the sum twice."""
+def test_a_refused_step_drops_all_gradients(closure: Any) -> None:
+    """They would otherwise be added to the next client's."""
     x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     privacy = normec.Privacy(sigma=1.0, noise="seeded")
     optimizer = cluster.DPSGD([x], 1.0, normec.Clip(1.0), clients=2, privacy=privacy, rounds=3)
     for _ in range(2):
         x.sum().backward()
-        optimizer.add_client()
+        optimizer.add_client(0)
         x.sum().backward()  # add_client is forgotten
-        with pytest.raises(UsageError, match=r"add_client\(\) was called 1 times in round 0"):
+        with pytest.raises(UsageError, match=r"add_client\(1\) was not called in round 0"):
             optimizer.step(closure)
         assert x.grad is None
     assert optimizer.spent().releases == 0

@@ -210,9 +210,9 @@ def test_a_client_s_data_are_in_its_own_message_alone() -> None:
         x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         optimizer = cluster.GD([x], lr=1.0, clients=2)
         (first * x).sum().backward()
-        optimizer.add_client()
+        optimizer.add_client(0)
         (-x).sum().backward()
-        optimizer.add_client()
+        optimizer.add_client(1)
         optimizer.step()
         sums.append(-2 * x.item())
     assert sums == [0.0, 99.0]

@@ -141,12 +141,18 @@ class FlatParameters:
                     )
         self._looked_at["layers"] = _wrapped
 
-    def refuse_changes(self) -> None:
-        """Refuse parameters that were frozen or unfrozen after creation."""
-        if [id(p) for p in self._all if p.requires_grad] != [id(p) for p in self.parameters]:
+    def clear_gradients(self) -> None:
+        """Clear the gradients of all parameters, whatever groups they belong to by now."""
+        for p in self._all:
+            p.grad = None
+
+    def refuse_changes(self, groups: Groups) -> None:
+        """Refuse parameters that were frozen, unfrozen, or added to or removed from a group after creation."""
+        exchanged = [id(p) for group in groups for p in group["params"]] != [id(p) for p in self._all]
+        if exchanged or [id(p) for p in self._all if p.requires_grad] != [id(p) for p in self.parameters]:
+            what = "the parameters of the groups were exchanged" if exchanged else "parameters were frozen or unfrozen"
             raise UsageError(
-                "parameters were frozen or unfrozen after the optimizer was created, whose memories have a fixed size; "
-                "create a new optimizer"
+                f"{what} after the optimizer was created, whose memories have a fixed size; create a new optimizer"
             )
 
     def move(self, direction: Tensor, groups: Groups) -> None:

@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import json
 import secrets
+import threading
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -143,7 +145,9 @@ class ClientOptimizer(Optimizer):
         self._server = {name: start.clone() for name, start in self._steps.initial_server_state.items()}
         self._grads = self._flat.like.new_zeros(clients, d)
         self._missing = torch.ones(clients, dtype=torch.bool)
-        self._taken = 0
+        self._taken: set[int] = set()  # the clients that `add_client` was called for in this round
+        self._broken_off = False  # whether a call has ended while it was taking or clearing gradients
+        self._turn = threading.Lock()
         self.round = 0
         with torch.no_grad():  # all ranks start from the values of rank 0, as with DDP
             self._flat.set(self._of_rank_0(self._flat.values()))
@@ -206,48 +210,92 @@ class ClientOptimizer(Optimizer):
         super().add_param_group(param_group)
 
     @torch.no_grad()
-    def add_client(self) -> None:
-        """Take the current gradients as those of this rank's next client, and clear them; for several clients per rank.
+    def add_client(self, number: int) -> None:
+        """Take the current gradients as those of one of this rank's clients, and clear them; for several per rank.
 
-        The next client begins without gradients, so that a client's data enter one message only. A client that has
-        nothing to send needs the call as well: otherwise the next one takes its place, and its memory.
+        The next client begins without gradients, so that a client's data enter one message only. A client that comes
+        again before the step replaces its own gradients, so that a loop may begin a round again after an error; it
+        calls `zero_grad` first, as `backward` may have failed halfway. A client that has nothing to send needs the call
+        as well: gradients that it has computed would otherwise be added to another one's, and enter its memory.
+
+        Args:
+            number: Which of this rank's clients it is, from 0. It has the same number in every round, because its
+                memory does.
+
+        Raises:
+            UsageError: There is no client of this number, or another call is running. With privacy the next call then
+                drops all gradients, and the round has to begin again.
         """
-        if self._taken == len(self._clients):
-            raise UsageError(f"this rank has {len(self._clients)} clients, and all have their gradients; call step()")
-        self._take_gradient()
-        self.zero_grad(set_to_none=True)
+        with self._alone():
+            self._refuse_leftovers()
+            with self._changing_gradients():
+                if not isinstance(number, int) or number not in range(len(self._clients)):
+                    last = len(self._clients) - 1
+                    raise UsageError(f"the clients of this rank have the numbers 0 to {last}, got {number!r}")
+                self._taken.discard(number)
+                self._take_gradient(number)
+                self._flat.clear_gradients()
+                self._taken.add(number)
 
-    def _take_gradient(self) -> None:
+    def _take_gradient(self, number: int) -> None:
         gradient = self._flat.gradient()
         if gradient is not None:
-            self._grads[self._taken] = gradient
-        self._missing[self._taken] = gradient is None
-        self._taken += 1
+            self._grads[number] = gradient
+        self._missing[number] = gradient is None
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a call while another one is running, in another thread or in a signal's handler."""
+        ours = False
+        try:
+            ours = self._turn.acquire(blocking=False)
+            if not ours:
+                raise UsageError("another call of this optimizer is running; make its calls one after the other")
+            yield
+        finally:
+            if ours:
+                self._turn.release()
+
+    @contextmanager
+    def _changing_gradients(self) -> Iterator[None]:
+        """Remember if a call raises an error in here, or Ctrl-C ends it; see `_refuse_leftovers`."""
+        self._broken_off = True
+        yield
+        self._broken_off = False
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         """Run one round: each client sends one message, and every rank makes the same server step. Collective.
 
         Raises:
-            UsageError: The ranks are not at the same round of the same optimizer with the same step sizes; with
-                privacy: `add_client` was not called for each of this rank's clients.
+            UsageError: The ranks are not at the same round of the same optimizer with the same step sizes; parameters
+                were frozen, or added to or removed from a group; with privacy: `add_client` was not called for each of
+                this rank's clients.
             Diverged: Without privacy: a gradient is missing or not finite, or a message is above its bound.
             BudgetSpent: With privacy: the budget does not allow another release.
         """
+        with self._alone():
+            faults = self._make_round(closure)
+        for fault in faults:  # last, because a warning filter may turn it into an error
+            warnings.warn(f"{fault} in round {self.round - 1}; it sent zero, with noise", stacklevel=2)
+
+    def _make_round(self, closure: Callable[[], Any] | None) -> list[str]:
+        """Run one round; returns what was wrong with messages that were replaced by zero."""
+        self._refuse_leftovers()
         self._refuse_skipped_clients()
         if closure is not None:
             raise UsageError(
                 "closures are not supported, because a round has one gradient; call backward(), then step()"
             )
-        self._flat.refuse_changes()
+        self._flat.refuse_changes(self.param_groups)
         self._flat.refuse_averaging()
         self._steps.refuse_changes()
         if self._noise is not None:
             self._flat.refuse_shared_statistics()
             if mode := active_mode():
                 raise UsageError(f"{mode} is active and would see several clients together; call step() without it")
-        if self._taken == 0 and len(self._clients) == 1:
-            self._take_gradient()
+        if not self._taken and len(self._clients) == 1:
+            self._take_gradient(0)
         messages, draft, faults = self._messages()
         if self._noise is None:
             weighted = messages if self._weights is None else messages * self._weights[:, None]
@@ -272,8 +320,7 @@ class ClientOptimizer(Optimizer):
                 held[name].copy_(value)
         self._move(direction)
         self.round += 1
-        for fault in faults:  # last, because a warning filter may turn it into an error
-            warnings.warn(f"{fault} in round {self.round - 1}; it sent zero, with noise", stacklevel=2)
+        return faults
 
     def _move(self, direction: Tensor) -> None:
         """Move the parameters, by the plain step of each group or by the server's optimizer."""
@@ -290,16 +337,15 @@ class ClientOptimizer(Optimizer):
 
         A client without a valid message sends zero, and its state stays unchanged.
         """
-        self._missing[self._taken :] = True
-        self._taken = 0
-        self._clear_untaken()
+        missing = self._missing.tolist()
+        self._drop_gradients()
         key = Key(Stream(self._seed, "operator"), self.round, self._clients)
         own = {name: rows.clone() for name, rows in self._states.items()}
         messages, draft = self._steps.message(self._grads.clone(), own, key, self._steps.broadcast(self._server))
         lengths = norms(messages)[:, 0]
         bound = self.method.bound if self._noise is None else self._noise.bound
         finite = torch.isfinite(self._grads.sum(1)) & torch.isfinite(lengths)
-        rows = zip(self._clients.tolist(), self._missing.tolist(), finite.tolist(), lengths.tolist(), strict=True)
+        rows = zip(self._clients.tolist(), missing, finite.tolist(), lengths.tolist(), strict=True)
         faults = {index: why for index, row in enumerate(rows) if (why := _fault(*row, bound)) is not None}
         if faults:
             messages[list(faults)] = 0.0
@@ -308,24 +354,36 @@ class ClientOptimizer(Optimizer):
                 drafted[list(faults)] = self._states[name][list(faults)]
         return messages, draft, list(faults.values())
 
-    def _refuse_skipped_clients(self) -> None:
-        """Refuse a private step for which a client was skipped: those after it have its place, and its memory.
+    def _refuse_leftovers(self) -> None:
+        """Refuse a private call after one that was broken off while it took or cleared gradients.
 
-        All gradients are dropped: if the caller goes on, the same client would otherwise take the place that is left.
+        One client's gradients may then be in two places, or the next client's may have been added to them.
         """
-        if self._noise is not None and len(self._clients) > 1 and self._taken < len(self._clients):
-            taken, self._taken = self._taken, 0
-            self._clear_untaken()
+        if self._noise is not None and self._broken_off and len(self._clients) > 1:
+            self._drop_gradients()
             raise UsageError(
-                f"this rank has {len(self._clients)} clients, and add_client() was called {taken} times in round "
-                f"{self.round}; begin the round again with the first client, and call it once for each of them, also "
-                "without backward() for one that sends nothing"
+                "an earlier call was broken off or refused, so the gradients of all clients were dropped; begin round "
+                f"{self.round} again with all of this rank's {len(self._clients)} clients"
             )
 
-    def _clear_untaken(self) -> None:
-        """Clear the gradients of a client that `add_client` was not called for: the next ones are another client's."""
-        if len(self._clients) > 1:
-            self.zero_grad(set_to_none=True)
+    def _refuse_skipped_clients(self) -> None:
+        """Refuse a private step for which a client was skipped, whose gradients another one's may contain."""
+        skipped = set(range(len(self._clients))) - self._taken
+        if self._noise is not None and len(self._clients) > 1 and skipped:
+            self._drop_gradients()
+            raise UsageError(
+                f"add_client({min(skipped)}) was not called in round {self.round}, so the gradients of all clients "
+                f"were dropped; begin the round again with all of this rank's {len(self._clients)} clients, and call "
+                "it also without backward() for one that sends nothing"
+            )
+
+    def _drop_gradients(self) -> None:
+        """Drop the gradients that were taken, and those that no client took: the next ones are another client's."""
+        with self._changing_gradients():
+            self._taken.clear()
+            self._missing.fill_(True)
+            if len(self._clients) > 1:
+                self._flat.clear_gradients()
 
     def _stop(self, faults: list[str]) -> None:
         """Raise the same error on every rank; all ranks have noticed that there is no sum."""
@@ -455,8 +513,8 @@ class ClientOptimizer(Optimizer):
             name: value.to(self._flat.like.device if value.ndim else value.device, copy=True)
             for name, value in held.get("optimizer", {}).items()
         }
-        self.round, self._taken = held["round"], 0
-        self._clear_untaken()
+        self.round = held["round"]
+        self._drop_gradients()
 
     def _unlike(self, held: dict[str, Any]) -> str | None:
         """Return why this optimizer cannot continue from a state with the facts `held`, or None."""

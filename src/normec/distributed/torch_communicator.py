@@ -129,7 +129,16 @@ class TorchCommunicator:
 
     @contextmanager
     def _collective(self) -> Iterator[None]:
-        """Turn the failure of a collective call into an error that names the rank at fault."""
+        """Turn the failure of a collective call into an error that names the rank at fault.
+
+        A sum over fewer ranks than before would have less noise than was paid for, so another group is refused.
+        """
+        rank, size = dist.get_rank(), dist.get_world_size()
+        if (rank, size) != (self.rank, self.size):
+            raise UsageError(
+                f"this was rank {self.rank} of {self.size}, and is rank {rank} of {size} in another process group; "
+                "make a new optimizer, or a new communicator, after the group was changed"
+            )
         try:
             yield
         except RuntimeError as error:

@@ -169,9 +169,9 @@ def test_nor_does_it_in_an_optimizer_of_several_clients(last: float) -> None:
     x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     privacy = Privacy(sigma=1e-9, noise="seeded")
     optimizer = cluster.DPSGD([x], lr=1.0, operator=KeptClip(), clients=3, privacy=privacy, rounds=3, seed=0)
-    for slope in (5.0, 5.0, last):
+    for client, slope in enumerate((5.0, 5.0, last)):
         (slope * x[0]).backward()
-        optimizer.add_client()
+        optimizer.add_client(client)
     optimizer.step()
     assert -3 * float(x.detach()[0]) == pytest.approx(2 + np.sign(last), abs=1e-6)
 

@@ -1,0 +1,152 @@
+"""Several clients on one rank: each one's data enter one message of a release, whatever the caller's loop does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from normec import Clip, Privacy
+from normec import distributed as cluster
+from normec.distributed import ClientOptimizer
+from normec.distributed.flat_parameters import FlatParameters
+from normec.errors import UsageError
+
+pytestmark = pytest.mark.usefixtures("new_objects")
+
+WIDE = 3
+SEEDED = Privacy(sigma=1.0, trust="secure-sum", relation="zero-out", noise="seeded")  # a client may move a sum by 1
+
+
+class Training:
+    """Two parameter groups, two clients, noise that is the same each time, and the sums that left."""
+
+    def __init__(self, first: float | None) -> None:
+        """`first`: the slope of client 0's loss; None if it is absent."""
+        self.slopes = (first, -0.1)
+        self.x = [nn.Parameter(torch.zeros(WIDE, dtype=torch.float64)) for _ in range(2)]
+        how: dict[str, Any] = {"clients": 2, "privacy": SEEDED, "rounds": 20, "seed": 3}
+        self.optimizer: ClientOptimizer = cluster.DPSGD([{"params": [x]} for x in self.x], 1.0, Clip(1.0), **how)
+        self.sums: list[Tensor] = []
+        self.add_up = self.optimizer.communicator.sum_async
+        self.optimizer.communicator.sum_async = self.noted  # type: ignore[method-assign]
+
+    def noted(self, part: Tensor) -> Callable[[], Tensor]:
+        self.sums.append(part[: 2 * WIDE].clone())
+        return self.add_up(part)
+
+    def backward(self, client: int) -> None:
+        slope = self.slopes[client]
+        if slope is not None:
+            (slope * torch.cat(self.x).sum()).backward()  # type: ignore[no-untyped-call]
+
+    def round(self) -> None:
+        for client in range(2):
+            self.backward(client)
+            self.optimizer.add_client(client)
+        self.optimizer.step()
+
+
+def moved(loop: Callable[[Training], None]) -> list[float]:
+    """How far the sums of a loop move if client 0 is left out."""
+    pair = [Training(first) for first in (1e3, None)]
+    for training in pair:
+        loop(training)
+        assert training.optimizer.spent().releases >= len(training.sums)
+    with_it, without_it = (training.sums for training in pair)
+    return [float((one - other).norm()) for one, other in zip(with_it, without_it, strict=True)]
+
+
+def test_gradients_of_parameters_that_left_their_group_enter_no_other_message() -> None:
+    def removed(training: Training) -> None:
+        training.round()
+        training.optimizer.param_groups.pop()
+        with pytest.raises(UsageError, match="the parameters of the groups were exchanged after the optimizer was"):
+            training.round()
+        assert training.x[1].grad is None, "cleared, although no group holds it"
+
+    def exchanged(training: Training) -> None:
+        training.optimizer.param_groups[1]["params"] = [training.x[1].detach().clone()]
+        with pytest.raises(UsageError, match="the parameters of the groups were exchanged after the optimizer was"):
+            training.round()
+
+    assert moved(removed) == pytest.approx([1.0])
+    assert moved(exchanged) == []
+
+
+def test_a_round_that_is_begun_again_takes_no_client_twice() -> None:
+    """Client 1 fails twice: the loop goes on without it."""
+
+    def retried(training: Training) -> None:
+        for attempt in range(2):
+            with suppress(RuntimeError):
+                training.backward(0)
+                training.optimizer.add_client(0)
+                raise RuntimeError(f"out of memory at attempt {attempt}")
+        training.optimizer.add_client(1)
+        training.optimizer.step()
+        for client in (1, 0):  # in any order
+            training.backward(client)
+            training.optimizer.add_client(client)
+        training.optimizer.step()
+
+    with pytest.warns(UserWarning, match="client 1 has no gradient"):
+        assert moved(retried) == pytest.approx([1.0, 1.0])
+
+
+@pytest.mark.parametrize("number", [2, -1])
+def test_a_loop_that_goes_on_after_a_refused_client_adds_it_to_no_other(number: int) -> None:
+    def went_on(training: Training) -> None:
+        training.backward(0)
+        with pytest.raises(UsageError, match="have the numbers 0 to 1"):
+            training.optimizer.add_client(number)
+        training.backward(1)
+        with pytest.raises(UsageError, match="refused, so the gradients of all clients were dropped; begin round 0"):
+            training.optimizer.step()
+        training.round()
+
+    assert moved(went_on) == pytest.approx([1.0])
+
+
+def test_a_call_that_is_broken_off_leaves_no_gradients_for_another_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while client 0's gradients are cleared, and the loop goes on with client 1."""
+
+    def interrupted(self: FlatParameters) -> None:  # noqa: ARG001
+        raise KeyboardInterrupt
+
+    def went_on(training: Training) -> None:
+        training.backward(0)
+        with monkeypatch.context() as patch:
+            patch.setattr(FlatParameters, "clear_gradients", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                training.optimizer.add_client(0)
+        training.backward(1)
+        with pytest.raises(UsageError, match="an earlier call was broken off or refused, so the gradients of all"):
+            training.optimizer.add_client(1)
+        with pytest.raises(UsageError, match=r"add_client\(0\) was not called"):
+            training.optimizer.step()
+        training.round()
+
+    assert moved(went_on) == pytest.approx([1.0])
+
+
+def test_a_call_in_the_middle_of_another_one_is_refused() -> None:
+    """Two steps at the same time, in threads or in a signal's handler, would add up both messages in one sum."""
+
+    def nested(training: Training) -> None:
+        def in_between(part: Tensor) -> Callable[[], Tensor]:
+            for call in (training.optimizer.step, partial(training.optimizer.add_client, 0)):
+                with pytest.raises(UsageError, match="another call of this optimizer is running"):
+                    call()
+            return training.noted(part)
+
+        training.optimizer.communicator.sum_async = in_between  # type: ignore[method-assign]
+        training.round()
+        training.round()
+
+    assert moved(nested) == pytest.approx([1.0, 1.0])
