@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,27 @@ def one_client_has_no_number(rank: int, folder: Path) -> dict[str, Any]:
     return {"heard": heard, "x": float(x.detach().double().sum()), "releases": optimizer.spent().releases}
 
 
+def ledger_that_is_exchanged(rank: int, folder: Path) -> str:
+    x = nn.Parameter(torch.zeros(WIDE))
+    ledger = folder / "exchanged.jsonl"
+    optimizer = cluster.DPSGD([x], 1.0, SmoothedNorm(0.1), privacy=SECURE, rounds=3, ledger=ledger)
+    x.grad = torch.ones(WIDE)
+    optimizer.step()
+    if rank == 0:
+        ledger.rename(folder / "taken.jsonl")
+        ledger.write_text("")
+    x.grad = torch.ones(WIDE)
+    return said(optimizer.step)
+
+
+def ledger_after_a_refused_optimizer(rank: int, folder: Path) -> dict[str, Any]:  # noqa: ARG001
+    x = nn.Parameter(torch.zeros(WIDE))
+    how: dict[str, Any] = {"privacy": replace(SECURE, trust="local", memory="noisy"), "rounds": 2}
+    how["ledger"] = folder / "refused.jsonl"
+    refused = said(lambda: cluster.NormEC([x], 1.0, 0.1, 0.1, server_optimizer="adambc", **how))
+    return {"refused": refused, "next": said(lambda: cluster.NormEC([x], 1.0, 0.1, 0.1, **how))}
+
+
 def frozen_layer(rank: int, folder: Path) -> dict[str, Any]:
     torch.manual_seed(rank)  # ranks begin differently, the frozen layer too
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
@@ -143,6 +165,8 @@ CASES = (
     averaged_by_fsdp,
     averaged_by_ddp_from_the_second_step_on,
     one_client_has_no_number,
+    ledger_that_is_exchanged,
+    ledger_after_a_refused_optimizer,
     frozen_layer,
 )
 

@@ -22,6 +22,7 @@ from normec import distributed as cluster
 from normec.algorithms.error_feedback import ErrorFeedback
 from normec.distributed import ClientOptimizer
 from normec.errors import BudgetSpent, Diverged, UsageError
+from normec.privacy.hash_chain import LedgerDamaged
 
 from ..support.runs import data
 from ..support.waiting import LIMIT
@@ -78,7 +79,7 @@ def said(call: Callable[[], Any]) -> str:
     """The error that a call ends with, in words; "nothing" if it ends well."""
     try:
         call()
-    except (UsageError, Diverged, BudgetSpent) as error:
+    except (UsageError, Diverged, BudgetSpent, LedgerDamaged) as error:
         return f"{type(error).__name__}: {error}"
     return "nothing"
 

@@ -43,6 +43,18 @@ def test_a_mistake_is_refused_on_every_rank(found: list[dict[str, Any]], case: s
         assert words in rank[case]
 
 
+def test_every_rank_hears_of_a_ledger_that_was_exchanged(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        assert rank["ledger_that_is_exchanged"].startswith("LedgerDamaged: ")
+
+
+def test_a_refused_optimizer_leaves_its_ledger_to_the_next(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        case = rank["ledger_after_a_refused_optimizer"]
+        assert case["refused"].startswith("UsageError: adambc subtracts the variance of the noise")
+        assert case["next"] == "nothing"
+
+
 def test_a_model_that_is_wrapped_after_the_first_step_is_refused(found: list[dict[str, Any]]) -> None:
     for rank in found:
         case = rank["averaged_by_ddp_from_the_second_step_on"]

@@ -155,9 +155,15 @@ class ClientOptimizer(Optimizer):
                 p.copy_(self._of_rank_0(p.detach().clone()))
         self._noise = self._noise_of(privacy, rounds, seed, ledger, witness) if privacy else None
         mechanism = self._noise.mechanism if self._noise is not None else None
-        self._optimizer = (
-            OptimizerStep(self._declared, method, self._flat.values(), self.n, mechanism) if self._declared else None
-        )
+        try:
+            self._optimizer = (
+                OptimizerStep(self._declared, method, self._flat.values(), self.n, mechanism)
+                if self._declared
+                else None
+            )
+        except UsageError:
+            self.close()  # the ledger, for another optimizer
+            raise
         self._optimizer_tables = self._optimizer.initial_tables() if self._optimizer is not None else {}
         self._show_state()
         self._ready = True

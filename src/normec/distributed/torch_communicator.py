@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import UsageError
+from ..privacy.hash_chain import LedgerDamaged, LedgerInUse
 from .rank_status import RankStatus
 
 Value = TypeVar("Value")
+_SHARED = (UsageError, OSError, LedgerDamaged, LedgerInUse)  # errors of rank 0 that are raised on every rank
 
 
 class TorchCommunicator:
@@ -63,8 +65,9 @@ class TorchCommunicator:
         if self.rank == 0:
             try:
                 reply = {"value": action()}
-            except (UsageError, OSError) as error:
-                reply, raised = {"kind": type(error).__name__, "error": str(error)}, error
+            except _SHARED as error:
+                kind = next(number for number, kind in enumerate(_SHARED) if isinstance(error, kind))
+                reply, raised = {"kind": kind, "error": str(error)}, error
         data = json.dumps(reply).encode() if self.rank == 0 else b""
         length = torch.tensor([len(data)], device=self._device)
         with self._collective():
@@ -76,7 +79,7 @@ class TorchCommunicator:
             raise raised
         reply = json.loads(held.cpu().numpy().tobytes())
         if "error" in reply:
-            raise (UsageError if reply["kind"] == "UsageError" else OSError)(reply["error"])
+            raise _SHARED[reply["kind"]](reply["error"])
         value: Value = reply["value"]
         return value
 

@@ -49,7 +49,7 @@ class Communicator(Protocol):
     def on_rank_zero(self, action: Callable[[], Value]) -> Value:
         """Run `action` on rank 0 and return its result, which must be plain JSON, on every rank.
 
-        A UsageError or an OSError of `action` is raised on every rank.
+        A UsageError, an OSError, or what is wrong with a ledger is raised on every rank.
         """
         ...
 
