@@ -77,8 +77,9 @@ def test_epsilon_of_a_row_does_not_depend_on_what_was_reserved_later(tmp_path: P
     epsilons = resumed.history["epsilon"]
     assert epsilons == sorted(epsilons)
     assert len(set(epsilons)) == 100  # two rounds at a time are paid for
+    whole_mu = gaussian_mu(5, 1e-5)  # σ is that of 200 releases at ε = 5
     for row in resumed.history.rows[:-1]:  # never below what had been released: rounds 0 … k
-        made = gaussian_mu(5, 1e-5) * math.sqrt((row["round"] + 1) / 200)  # σ is that of 200 releases at ε = 5
+        made = whole_mu * math.sqrt((row["round"] + 1) / 200)
         assert row["epsilon"] >= gaussian_epsilon(made, 1e-5) * (1 - 1e-6)
 
 
