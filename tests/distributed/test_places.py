@@ -142,8 +142,10 @@ def test_a_call_in_the_middle_of_another_one_is_refused() -> None:
     """Two steps at the same time, in threads or in a signal's handler, would add up both messages in one sum."""
 
     def nested(training: Training) -> None:
+        load = partial(training.optimizer.load_state_dict, training.optimizer.state_dict())
+
         def in_between(part: Tensor) -> Callable[[], Tensor]:
-            for call in (training.optimizer.step, partial(training.optimizer.add_client, 0)):
+            for call in (training.optimizer.step, partial(training.optimizer.add_client, 0), load):
                 with pytest.raises(UsageError, match="another call of this optimizer is running"):
                     call()
             return training.noted(part)

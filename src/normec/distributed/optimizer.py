@@ -512,6 +512,10 @@ class ClientOptimizer(Optimizer):
 
         What was spent stays spent: an older state restores the round and the memories, not the budget.
         """
+        with self._alone():
+            self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         held = state_dict.get("normec", {})
         for rank, why in enumerate(self.communicator.all_gather(self._unlike(held))):
             if why is not None:
