@@ -30,6 +30,9 @@ class Training:
         """`first`: the slope of client 0's loss; None if it is absent."""
         self.slopes = (first, -0.1)
         self.x = [nn.Parameter(torch.zeros(WIDE, dtype=torch.float64)) for _ in range(2)]
+        self.new_optimizer()
+
+    def new_optimizer(self) -> None:
         how: dict[str, Any] = {"clients": 2, "privacy": SEEDED, "rounds": 20, "seed": 3}
         self.optimizer: ClientOptimizer = cluster.DPSGD([{"params": [x]} for x in self.x], 1.0, Clip(1.0), **how)
         self.sums: list[Tensor] = []
@@ -139,14 +142,85 @@ def test_a_call_in_the_middle_of_another_one_is_refused() -> None:
     """Two steps at the same time, in threads or in a signal's handler, would add up both messages in one sum."""
 
     def nested(training: Training) -> None:
+        load = partial(training.optimizer.load_state_dict, training.optimizer.state_dict())
+
         def in_between(part: Tensor) -> Callable[[], Tensor]:
-            for call in (training.optimizer.step, partial(training.optimizer.add_client, 0)):
+            for call in (training.optimizer.step, partial(training.optimizer.add_client, 0), load):
                 with pytest.raises(UsageError, match="another call of this optimizer is running"):
                     call()
             return training.noted(part)
 
         training.optimizer.communicator.sum_async = in_between  # type: ignore[method-assign]
-        training.round()
-        training.round()
+        for _ in range(2):
+            training.round()
+            with pytest.raises(UsageError, match="an earlier call was broken off or refused"):
+                training.round()
 
     assert moved(nested) == pytest.approx([1.0, 1.0])
+
+
+def test_a_client_that_was_refused_during_another_call_is_added_to_no_other() -> None:
+    """A thread begins the next round too early, and goes on with client 1 and then again with client 0."""
+
+    def early(training: Training) -> None:
+        def in_between(part: Tensor) -> Callable[[], Tensor]:
+            with torch.enable_grad():  # the mode is another one in each thread
+                training.backward(0)
+            with pytest.raises(UsageError, match="another call of this optimizer is running"):
+                training.optimizer.add_client(0)
+            return training.noted(part)
+
+        training.optimizer.communicator.sum_async = in_between  # type: ignore[method-assign]
+        training.round()
+        training.optimizer.communicator.sum_async = training.noted  # type: ignore[method-assign]
+        with suppress(UsageError):
+            for client in (1, 0):
+                training.backward(client)
+                with suppress(UsageError):
+                    training.optimizer.add_client(client)
+            training.optimizer.step()
+        training.round()
+
+    assert moved(early) == pytest.approx([1.0, 1.0])
+
+
+def test_gradients_from_before_the_optimizer_are_in_no_message() -> None:
+    """A test of the model has left gradients of all clients."""
+
+    def tested(training: Training) -> None:
+        for client in range(2):
+            training.backward(client)
+        training.new_optimizer()
+        training.round()
+
+    assert moved(tested) == pytest.approx([1.0])
+
+
+@pytest.mark.parametrize("caught", [False, True], ids=["raised", "caught in the hook"])
+def test_a_hook_during_backward_takes_no_part_of_a_clients_gradients(caught: bool) -> None:
+    """The gradients that follow the hook would be added to the next client's."""
+    training, said = Training(1e3), []
+
+    def take(_: Tensor) -> None:
+        try:
+            training.optimizer.add_client(0)
+        except UsageError as error:
+            said.append(str(error))
+            if not caught:
+                raise
+
+    for x in training.x:
+        handle = x.register_post_accumulate_grad_hook(take)
+        with suppress(UsageError):
+            training.backward(0)
+        handle.remove()
+    assert len(said) == 2
+    assert all("call it after backward()" in words for words in said)
+    for client in (1, 0):
+        training.backward(client)
+        with suppress(UsageError):
+            training.optimizer.add_client(client)
+    with pytest.raises(UsageError, match=r"add_client\(1\) was not called"):
+        training.optimizer.step()
+    assert not training.sums
+    training.round()

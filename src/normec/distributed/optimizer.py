@@ -147,8 +147,10 @@ class ClientOptimizer(Optimizer):
         self._missing = torch.ones(clients, dtype=torch.bool)
         self._taken: set[int] = set()  # the clients that `add_client` was called for in this round
         self._broken_off = False  # whether a call has ended while it was taking or clearing gradients
+        self._turned_away = False  # whether a call was refused because another one was running
         self._turn = threading.Lock()
         self.round = 0
+        self._drop_gradients()  # those from before may be of all clients
         with torch.no_grad():  # all ranks start from the values of rank 0, as with DDP
             self._flat.set(self._of_rank_0(self._flat.values()))
             for p in self._flat.frozen:
@@ -229,8 +231,8 @@ class ClientOptimizer(Optimizer):
                 memory does.
 
         Raises:
-            UsageError: There is no client of this number, or another call is running. With privacy the next call then
-                drops all gradients, and the round has to begin again.
+            UsageError: There is no client of this number, another call is running, or a hook makes the call during
+                `backward`. With privacy the next call then drops all gradients, and the round has to begin again.
         """
         with self._alone():
             self._refuse_leftovers()
@@ -256,6 +258,7 @@ class ClientOptimizer(Optimizer):
         try:
             ours = self._turn.acquire(blocking=False)
             if not ours:
+                self._turned_away = True
                 raise UsageError("another call of this optimizer is running; make its calls one after the other")
             yield
         finally:
@@ -361,12 +364,23 @@ class ClientOptimizer(Optimizer):
         return messages, draft, list(faults.values())
 
     def _refuse_leftovers(self) -> None:
-        """Refuse a private call after one that was broken off while it took or cleared gradients.
+        """Refuse a private call after one that was refused, or broken off while it took or cleared gradients.
 
-        One client's gradients may then be in two places, or the next client's may have been added to them.
+        One client's gradients may then be in two places, or the next client's may have been added to them. They are
+        incomplete in a hook of a backward pass, and what follows would be taken for the next client's.
         """
-        if self._noise is not None and self._broken_off and len(self._clients) > 1:
-            self._drop_gradients()
+        if self._noise is None or len(self._clients) == 1:
+            return
+        if torch._C._current_graph_task_id() >= 0:
+            self._broken_off = True
+            raise UsageError(
+                "a hook called the optimizer during backward(), when a client's gradients are not complete; call it "
+                "after backward()"
+            )
+        if self._broken_off or self._turned_away:
+            with self._changing_gradients():
+                self._turned_away = False  # first, as a call in another thread may be refused from here on
+                self._drop_gradients()
             raise UsageError(
                 "an earlier call was broken off or refused, so the gradients of all clients were dropped; begin round "
                 f"{self.round} again with all of this rank's {len(self._clients)} clients"
@@ -498,6 +512,10 @@ class ClientOptimizer(Optimizer):
 
         What was spent stays spent: an older state restores the round and the memories, not the budget.
         """
+        with self._alone():
+            self._load(state_dict)
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
         held = state_dict.get("normec", {})
         for rank, why in enumerate(self.communicator.all_gather(self._unlike(held))):
             if why is not None:
