@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,24 @@ def test_a_real_run_reads_as_its_summary_says(tmp_path: Path) -> None:
     }
     assert row["epsilon"] == result.summary["privacy"]["epsilon"]
     assert row["seconds"] == result.summary["timings"]["total"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "counted"), [({}, 2), ({"noise": "secure", "seed": 0}, 2), ({"seed": 0}, 1), ({"private": False}, 1)]
+)
+def test_runs_with_noise_of_their_own_are_different_runs(
+    settings: dict[str, Any], counted: int, tmp_path: Path
+) -> None:
+    config = make({"clients": 5, "rounds": 2, **settings})
+    for name in ("first", "second"):
+        runs.execute(config, tmp_path / name)
+    copied = shutil.copytree(tmp_path / "second", tmp_path / "copied")
+    found = results.collect([tmp_path])
+    assert len(found.records) == counted
+    assert str(copied) in found.notes[0]
+    assert found.notes[0].startswith("found twice, counted once: ")
+    (row,) = results.over_seeds(found.records)
+    assert row["finished"] == counted
 
 
 def test_half_written_folders_are_named_and_the_rest_is_shown(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Runs on disk as tidy rows: one row per run, mean and spread over seeds, or the best of a tuned setting per cell.
 
 A column is a setting, a metric (its value at the end of the run, or its mean over seeds; for ε the largest) or the
-spread of a metric (the standard deviation over seeds). A configuration that is found twice counts once.
+spread of a metric (the standard deviation over seeds). A run that is found twice counts once: the same configuration,
+and the same noise, if the noise does not follow from the seed.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from ..settings.assignments import format_assignments
 from ..settings.config import IDENTITY, RunConfig
 from ..settings.validation import make
 from ..storage.history import STARTED_BY, History
+from ..storage.run_folder import stored_secret
 from ..system.files import read_toml
 from ..training import saved_run
 from . import methods, tuning
@@ -79,7 +82,7 @@ def collect(paths: Sequence[Path]) -> Found:
                 continue
             if record.status == "unfinished":
                 notes.append(f"unfinished: {folder}, {record.summary['round']} rounds done")
-            same = (record.own, *_key(record, (*IDENTITY, *record.own)))
+            same = (record.own, _noise_of(record), *_key(record, (*IDENTITY, *record.own)))
             other = records.setdefault(same, record)
             if other is not record:
                 kept = max(
@@ -202,10 +205,13 @@ def _best(candidates: Mapping[Key, Sequence[Record]], by: str) -> Key | None:
     seeds = {record.settings["seed"] for group in candidates.values() for record in group}
     values = {}
     for key, group in candidates.items():
-        held = {record.settings["seed"]: tuning.value(record.summary, by) for record in group}
-        if any(held[record.settings["seed"]] is None and record.status in tuning.RESULTS for record in group):
-            raise tuning.unmeasured(by)
-        values[key] = [held.get(seed) for seed in seeds]
+        held: dict[Any, list[float | None]] = {}
+        for record in group:
+            found = tuning.value(record.summary, by)
+            if found is None and record.status in tuning.RESULTS:
+                raise tuning.unmeasured(by)
+            held.setdefault(record.settings["seed"], []).append(found)
+        values[key] = [one for seed in seeds for one in held.get(seed, [None])]
     return tuning.best(values, by)
 
 
@@ -296,6 +302,21 @@ def _read(folder: Path) -> Record:
         raise UsageError(f"{folder / 'metrics.jsonl'} is damaged: its last row does not hold numbers")
     summary = {"round": last.get("round", 0), "final": last}
     return _record(folder, settings, "unfinished", summary, _paid(folder, {**summary, "config": held}))
+
+
+def _noise_of(record: Record) -> str | None:
+    """Return what tells the noise of a run from that of another one with its settings; None if the seed decides it.
+
+    It is the run's secret. Where there is none, or it cannot be read, it is the result.
+    """
+    private = record.settings.get("private") or record.settings.get("privacy")
+    if not private or (record.settings.get("noise") == "seeded" and record.settings.get("seed") is not None):
+        return None
+    with suppress(UsageError, OSError):
+        secret = stored_secret(record.folder)
+        if secret is not None:
+            return f"{secret:x}"
+    return json.dumps(record.summary["final"], sort_keys=True, default=str)
 
 
 def _settings_of_python(held: Mapping[str, Any]) -> dict[str, Any]:

@@ -255,7 +255,7 @@ def _noise(view: RunView, lines: Lines) -> str:
     if sigma is None:
         return ""
     kind = {
-        "seeded": "drawn from the seed, for simulations only",
+        "seeded": "drawn from the seed, or without one from a secret of the run, for simulations only",
         "secure": "drawn from the system's randomness",
         "exact": "discrete, drawn from the system's randomness",
     }.get(str(view.terms.get("noise")), "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -366,7 +366,7 @@ def _rerun(view: RunView) -> Html:
         else None
     )
     return join(
-        e("p", "From the start, in a new folder; the same seed on the same kind of machine gives the same numbers:"),
+        e("p", f"From the start, in a new folder; {_what_a_repetition_gives(view.settings)}:"),
         copyable(again, "the command"),
         join(e("p", "To go on where this one stopped:"), copyable(shlex.join(on), "the command to go on"))
         if view.status in ("interrupted", "unfinished")
@@ -375,6 +375,15 @@ def _rerun(view: RunView) -> Html:
         if smaller
         else None,
     )
+
+
+def _what_a_repetition_gives(settings: Mapping[str, Any]) -> str:
+    """Return what a run with the same settings has in common with this one."""
+    if settings.get("private") and settings.get("noise") != "seeded":
+        return "its noise is fresh, so the numbers differ"
+    if settings.get("private") and settings.get("seed") is None:
+        return "its noise comes from a secret of its own, so the numbers differ (--seed makes runs repeatable)"
+    return "the same seed on the same kind of machine gives the same numbers"
 
 
 def _rerun_federation(where: str, status: str) -> Html:
