@@ -103,6 +103,8 @@ MISTAKES = [
     (["compare", "normec", "clip21:beta=1"], "beta does not apply to clip21"),
     (["compare", "gd", "gd", "--no-privacy"], "occurs twice"),
     (["compare", "normec", "gd"], "gd:private=false"),
+    (["compare", "normec", "gd:private=false,epsilon=3"], "epsilon is for private runs"),
+    (["train", "--data", "a.csv", "--data-schema", "nowhere.toml"], "there is no table schema nowhere.toml; write one"),
     (["train", "--lr", "fast"], "lr: input should be a valid number, got 'fast'"),
     (["train", "--lr", "theory"], "without noise, which privacy does not cover"),
     (["theory", "plan", "--rounds", "0", "--no-privacy"], "rounds must be a whole number >= 1"),

@@ -91,6 +91,15 @@ def test_settings_of_one_method_are_not_forced_on_another() -> None:
     assert entries["gd"].cells[0].rounds == 7
 
 
+def test_a_method_without_noise_takes_no_setting_of_the_private_ones() -> None:
+    private, plain = compare.candidates(["normec", "gd:private=false"], {"epsilon": 3.0, "trust": "local", "rounds": 7})
+    assert (private.cells[0].epsilon, private.cells[0].trust) == (3.0, "local")
+    assert (plain.cells[0].epsilon, plain.cells[0].rounds) == (None, 7)
+    for spec, shared in (("gd:private=false,epsilon=3", {}), ("gd", {"private": False, "epsilon": 3.0})):
+        with pytest.raises(UsageError, match="epsilon is for private runs, but private = false"):
+            compare.candidates(["normec", spec], shared)
+
+
 def test_what_cannot_be_compared_is_refused_before_the_first_run() -> None:
     with pytest.raises(UsageError, match="compare it as gd:private=false"):
         compare.candidates(["normec", "gd"], {})

@@ -200,6 +200,8 @@ def test_what_is_no_problem_is_refused() -> None:
         Problem(still, F.cross_entropy, [data])
     with pytest.raises(UsageError, match=r"must return a scalar, got shape \(4,\)"):
         train(Problem(network(), lambda o, t: F.cross_entropy(o, t, reduction="none"), [data]), GD(), lr=0.1, rounds=1)
+    with pytest.raises(UsageError, match="the loss must return a tensor, through which gradients flow, got float"):
+        train(Problem(network(), lambda o, t: F.cross_entropy(o, t).item(), [data]), GD(), lr=0.1, rounds=1)
     with pytest.raises(UsageError, match="at least one client"):
         Problem(network(), F.cross_entropy, [])
 

@@ -26,7 +26,7 @@ from ..storage.history import History
 from ..system.files import write_atomic
 from ..training.callbacks import Callback
 from ..training.saved_run import Result
-from . import methods, runs, server, tuning
+from . import build, methods, runs, server, tuning
 from .early_stopping import early_stopping
 
 CRITERIA = {name: name for name in tuning.CRITERIA if name not in tuning.TEST} | {"validation": "validation_loss"}
@@ -66,10 +66,13 @@ def candidates(
     for spec in specs or ([name for name in PAPER_METHODS if not private or name in PRIVATE_METHODS]):
         name, given = methods.split_name(spec)
         local = methods.makes_local_steps(name, {**settings, **given})
+        without = () if given.get("private", private) else build.PRIVATE_SETTINGS  # beside private methods
         shared = {
             key: value
             for key, value in settings.items()
-            if (key not in methods.OF_METHODS or methods.applies(name, key)) and (local or key not in methods.LOCAL)
+            if (key not in methods.OF_METHODS or methods.applies(name, key))
+            and (local or key not in methods.LOCAL)
+            and (key not in without or not private)
         }
         merged = {**shared, **given, "method": name}
         sizes: Sequence[float | None] = (merged["lr"],) if "lr" in merged else step_sizes or (None,)
@@ -82,6 +85,7 @@ def candidates(
             methods.local_steps(cell)
             server.check(cell)
             early_stopping(cell)
+            build.privacy(cell)
             if cell.private and not math.isfinite(built.bound):
                 raise UsageError(f"{name} sends messages without a bound; compare it as {name}:private=false")
         found.append(Candidate(spec, cells))

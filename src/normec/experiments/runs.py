@@ -85,8 +85,8 @@ def steps(
     known = communicator.on_rank_zero(lambda: _finished(folder, config))
     if known is not None:
         return read(folder) if communicator.rank == 0 else Result(folder, known, History())
-    schema = read_text(Path(config.data_schema)) if config.data_schema is not None else None
     problem = build.problem(config) if problem is None else problem
+    schema = read_text(Path(config.data_schema)) if config.data_schema is not None else None
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
     loop = prepare(problem, method, build.training(config, folder, callbacks, communicator))
     used = settings_of(config, loop)

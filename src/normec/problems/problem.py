@@ -229,6 +229,11 @@ class Problem:
         self.model.train()
         with self._client_buffers(buffers):
             value = self.value(x, inputs, targets).loss
+        if not isinstance(value, Tensor):
+            raise UsageError(
+                f"the loss must return a tensor, through which gradients flow, got {type(value).__name__}; leave out "
+                "item() and the like"
+            )
         if value.ndim:
             raise UsageError(f"the loss must return a scalar, got shape {tuple(value.shape)}; use its mean")
         if divisor is not None:
