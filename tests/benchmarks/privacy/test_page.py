@@ -171,6 +171,18 @@ def test_the_methods_that_the_readme_names_are_recommended() -> None:
     assert checked >= 8
 
 
+def test_the_lead_of_local_steps_is_that_of_the_records() -> None:
+    page_text = (COMMITTED / "README.md").read_text()
+    found = re.search(r"Fed-NormEC has the highest value in (\d) of the (\d) such conditions", page_text)
+    assert found is not None
+    words = dict(
+        zip("123456789", ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], strict=True)
+    )
+    for text in (COMMITTED.parents[1] / "README.md", COMMITTED.parents[1] / "docs" / "guides" / "methods.md"):
+        said = " ".join(text.read_text().split())
+        assert f"highest accuracy in {words[found[1]]} of the {words[found[2]]} conditions" in said, text
+
+
 def test_the_question_is_answered_from_the_records(tmp_path: Path) -> None:
     contenders = STUDIES["cifar10-10000"].contenders
     values = dict.fromkeys(contenders, 0.3) | {"DP-SGD, norm, momentum": 0.5, "NormEC, forgetting": 0.53}
