@@ -99,7 +99,7 @@ class RunConfig(BaseModel):
 
     method: str = setting(
         "normec",
-        "Method (with unit = record: dpsgd-clip): {values}, or FILE.py:CLASS for one of your own",
+        "Method: {values}, or FILE.py:CLASS for one of your own; where records are protected, dpsgd-clip by default",
         "method",
         flag=True,
         federated=True,
