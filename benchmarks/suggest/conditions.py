@@ -74,6 +74,11 @@ def _patients(epsilon: float, **more: Any) -> dict[str, Any]:
     return {**files, "split": "centre", "model": "mlp", "hidden": 16, "unit": "record", "epsilon": epsilon, **more}
 
 
+def _linear_patients(epsilon: float) -> dict[str, Any]:
+    settings = _patients(epsilon, trust="local", model="softmax")
+    return {name: value for name, value in settings.items() if name != "hidden"}
+
+
 _DIGITS = _linear("digits", 100, 2.0)
 _MUSHROOMS = _linear("mushrooms", 300, 2.0)
 _CLIP, _NORM, _CLIP21 = "DP-SGD, clip", "DP-SGD, norm", "DP-Clip21"
@@ -105,7 +110,11 @@ CONDITIONS: Mapping[str, Condition] = {
         Condition("mushrooms, 300 clients, ε = 2", _MUSHROOMS, _CLIP),
         Condition("digits, records of 10 clients, ε = 1", _record("digits", 10, 1.0), _RECORDS, True),
         Condition("breast_cancer, records of 5 clients, ε = 1", _record("breast_cancer", 5, 1.0), _RECORDS, True),
-        Condition("wine, records of 4 clients, ε = 2", _record("wine", 4, 2.0), _RECORDS),
+        Condition("wine, records of 4 clients, ε = 2", _record("wine", 4, 2.0), _RECORDS, True),
+        *(
+            Condition(f"patients, records of 3 hospitals, local trust, ε = {e:g}", _linear_patients(e), _LONGER, True)
+            for e in (1.0, 3.0)
+        ),
         Condition(
             "heart-disease, records of 4 hospitals, ε = 1",
             {"data": "heart-disease", "epsilon": 1.0, "unit": "record", "trust": "local"},

@@ -29,11 +29,13 @@ changed after a look at the MLP. Choosing among so many favours the suggestion t
 new, however. Except for heart-disease, the constants were chosen with other runs on the same data. For
 heart-disease, the suggestion is the data set's own usual settings.
 
-*patients* is the table of made-up patients in [a tutorial](../tutorials/table.md). The constants for networks whose
-records are protected were chosen after one scan, with six step sizes and three of the seeds on each of the rows of such
-networks that say *fit*. A version with 100 rounds, tried afterwards on all rows of such networks, was neither better
-nor worse. The search for these networks has longer steps, because the usual step size is the longest of the other
-search.
+*patients* is the table of made-up patients in [a tutorial](../tutorials/table.md). The constants for protected records
+were chosen after one scan of networks, with six step sizes and three of the seeds on each of their rows that say *fit*.
+A version with 100 rounds, tried afterwards on all rows of networks, was neither better nor worse. For linear models
+they were compared with three other rules on digits, breast_cancer, wine and patients (in a sum, and under local trust)
+at four values of ε, with three of the seeds. The mean is 91.0 %, and 89.8 % with the rule before, whose path of 4√d fell
+2 to 7 points short on patients, and was up to 5 points ahead on wine and 2 on breast_cancer. The searches with longer
+steps are for networks and patients, because the usual step size is the longest of the other search.
 """
 REPEAT = """
 ## Repeat the check
@@ -89,9 +91,8 @@ def summary(records: Sequence[Record]) -> str:
         text += [f"- {one['condition']}, {one['search']}: below {' and '.join(misses(one))}." for one in missed]
     text += [
         "",
-        f"A model is taken to be at a distance of √d to 2√d, {rule.REACH:g}√d for methods without normalised steps, "
-        f"and {rule.REACH_RECORDS:g}√d where records are clipped; a model of several layers whose records are clipped "
-        f"is taken to be at the distance {rule.REACH_NETWORK:g}. "
+        f"A model is taken to be at a distance of √d to 2√d, or {rule.REACH:g}√d for methods without normalised steps; "
+        f"where records are clipped, steps are {rule.REACH_RECORDS:g} long together, less with noise. "
         "Where inputs are sparse and one class is rare, as in w8a, the best model is further away, and gradients are "
         "shorter, so that they need a server's estimate with less noise. Where clients differ much, as with a9a by "
         "label, they need large memories, which bring more noise. Public sizes do not tell which case it is, and the "

@@ -18,11 +18,11 @@ R = r√d: each parameter moves by about r. The step size is D/T, divided by the
 With normalised steps, r = 1 + 1/(1 + (ρ/0.05)²): a model that little noise disturbs can go further, and where classes
 are nearly separable, the best one is far away.
 
-**Several layers, records clipped one by one.** PyTorch draws the first weights of a layer so that those of one unit
-have the same norm, however many inputs it has. So the model starts at a distance from 0 that grows with its units, not
-with its parameters; training moves a wide model about as far as a narrow one; and what noise does to the outputs
-depends on the norm ρD of all noise, not on the noise of one parameter. Let D∞ be the length of the path without noise,
-and c the largest norm of the noise. With (D/D∞)² + (ρD/c)² = 1,
+**Records clipped one by one.** Their mean is much shorter than 1, because records disagree, so that the path is longer
+than the distance, by more than public sizes tell. PyTorch also draws the first weights of a layer so that those of one
+unit have the same norm, however many inputs it has: training moves a wide model about as far as a narrow one, and what
+noise does to the outputs depends on the norm ρD of all noise. Let D∞ be the length of the path without noise, and c the
+largest norm of the noise. With (D/D∞)² + (ρD/c)² = 1,
 
     D = D∞ / √(1 + (ρD∞/c)²).
 
@@ -39,7 +39,8 @@ hold little anyway, and follow the gradients better if they forget more often. S
 from one value to another as the share ρ²/(ρ² + 0.2²) goes from 0 to 1.
 
 r, w, κ and the norm of the noise in ĝ are fitted to runs on digits, a9a, w8a, phishing, mushrooms, breast_cancer and
-wine; D∞ and c to networks with one hidden layer on digits, breast_cancer, wine and a table of made-up patients.
+wine; D∞ and c to networks with one hidden layer on digits, breast_cancer, wine and a table of made-up patients, and
+compared with other values for linear models on the same data.
 `python -m benchmarks.suggest` compares the result with tuned runs (docs/results/suggested-settings.md).
 """
 
@@ -65,10 +66,9 @@ ROUNDS = 200  # of a private run
 REACH_NORMALISED = 1.0  # r of a method whose steps are normalised, with much noise; twice as much without noise
 LITTLE = 0.05  # ρ at which half of this difference is left
 REACH = 2.0  # r of the others: the mean of messages of norm 1 is shorter than 1, because clients disagree
-REACH_RECORDS = 4.0  # r where records are clipped one by one, whose mean is still shorter
 NOISE_WEIGHT = 2.0  # w
-REACH_NETWORK = 400.0  # D∞
-NETWORK_NOISE = 15.0  # c
+REACH_RECORDS = 400.0  # D∞
+RECORDS_NOISE = 15.0  # c
 FORGETTINGS = {"normec": (2.0, 10.0), "clip21": (10.0, 10.0)}  # κ, with little noise and with much
 ESTIMATE_NOISE = {"normec": (0.0067, 0.05), "clip21": (0.05, 0.05)}  # the norm of the noise in ĝ, likewise
 LONGEST_MEMORY = {"normec": 1.0, "clip21": 0.25}
@@ -85,8 +85,7 @@ class PublicFacts:
     Args:
         clients: The number of clients.
         dimension: The number of the model's parameters.
-        tensor_sizes: The number of parameters in each of the model's tensors (default: one tensor). More than two
-            tensors, which are the weights and the bias of one layer, mean several layers.
+        tensor_sizes: The number of parameters in each of the model's tensors (default: one tensor).
         records: How many records each client holds, where records are protected and their numbers are public; None
             otherwise.
 
@@ -123,11 +122,6 @@ class PublicFacts:
             raise UsageError(
                 f"records must have one number for each of the {self.clients} clients, got {len(self.records)}"
             )
-
-    @property
-    def layered(self) -> bool:
-        """Whether the model has several layers: more tensors than the weights and the bias of one."""
-        return len(self.tensor_sizes) > 2
 
 
 @dataclass(frozen=True)
@@ -373,17 +367,17 @@ def distance(dimension: int, noise: float, reach: float, forgettings: float = 0.
     return length * math.sqrt(1 + forgettings * noise**2 / 2)
 
 
-def network_distance(noise: float) -> float:
-    """Return the length D of all steps together, for a model of several layers whose records are clipped.
+def records_distance(noise: float) -> float:
+    """Return the length D of all steps together, where records are clipped one by one.
 
     Args:
         noise: ρ, the norm of the noise relative to the largest message.
 
     Example:
-        >>> round(network_distance(0.0)), round(network_distance(0.1))
+        >>> round(records_distance(0.0)), round(records_distance(0.1))
         (400, 140)
     """
-    return REACH_NETWORK / math.hypot(1, noise * REACH_NETWORK / NETWORK_NOISE)
+    return REACH_RECORDS / math.hypot(1, noise * REACH_RECORDS / RECORDS_NOISE)
 
 
 def between(ends: tuple[float, float], noise: float) -> float:
@@ -428,16 +422,15 @@ def _settings(
         reason = "The noise scales with it, and so does a step: its exact value matters little."
         if bound is not None:
             reason = "Records are clipped already, so that their mean is never clipped."
-            reach = furthest = REACH_RECORDS
         yield SuggestedSetting("tau", direction, reason)
-    layered = facts.layered and privacy.record_bound is not None
-    if layered:
-        length, free = network_distance(noise), REACH_NETWORK
+    if privacy.record_bound is not None:
+        length, free = records_distance(noise), REACH_RECORDS
+        suits = "clipped records, whose mean is much shorter than 1"
     else:
         length, free = distance(facts.dimension, noise, reach, forgettings), distance(facts.dimension, 0.0, furthest)
-    suits = "several layers" if layered else f"{facts.dimension} parameters"
+        suits = f"a model of {facts.dimension} parameters"
     steps = f"All steps together are {_rounded(length):g} long"
-    reason = f"{steps}, which suits a model of {suits}."
+    reason = f"{steps}, which suits {suits}."
     if length < 0.9 * free:
         reason = f"{steps}. Without noise they would be {_rounded(free):g}, but noise adds up too."
     yield SuggestedSetting("lr", _rounded(length / rounds / direction), reason)
