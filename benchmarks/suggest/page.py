@@ -33,7 +33,7 @@ heart-disease, the suggestion is the data set's own usual settings.
 were chosen after one scan of networks, with six step sizes and three of the seeds on each of their rows that say *fit*.
 A version with 100 rounds, tried afterwards on all rows of networks, was neither better nor worse. For linear models
 they were compared with three other rules on digits, breast_cancer, wine and patients (in a sum, and under local trust)
-at four values of ε, with three of the seeds. The mean is 91.0 %, and 89.8 % with the rule before, whose path of 4√d fell
+at four values of ε, with three of the seeds. The mean is 91.0 %, and 89.8 % with the old rule, whose path of 4√d fell
 2 to 7 points short on patients, and was up to 5 points ahead on wine and 2 on breast_cancer. The searches with longer
 steps are for networks and patients, because the usual step size is the longest of the other search.
 """
