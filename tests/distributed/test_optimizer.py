@@ -170,7 +170,7 @@ def test_all_hosted_clients_must_have_their_gradient() -> None:
         net(torch.ones(1, 3)).sum().backward()
         optimizer.add_client(client)
     for unknown in (2, -1, 0.5, None):
-        with pytest.raises(UsageError, match=f"have the numbers 0 to 1, got {unknown}"):
+        with pytest.raises(UsageError, match=f"are numbered 0 to 1, got {unknown}"):
             optimizer.add_client(unknown)  # type: ignore[arg-type]
     optimizer.step()
 

@@ -106,7 +106,7 @@ def test_a_round_that_is_begun_again_takes_no_client_twice() -> None:
 def test_a_loop_that_goes_on_after_a_refused_client_adds_it_to_no_other(number: int) -> None:
     def went_on(training: Training) -> None:
         training.backward(0)
-        with pytest.raises(UsageError, match="have the numbers 0 to 1"):
+        with pytest.raises(UsageError, match="are numbered 0 to 1"):
             training.optimizer.add_client(number)
         training.backward(1)
         with pytest.raises(UsageError, match="refused, so the gradients of all clients were dropped; begin round 0"):

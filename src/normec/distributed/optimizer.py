@@ -239,7 +239,7 @@ class ClientOptimizer(Optimizer):
             with self._changing_gradients():
                 if not isinstance(number, int) or number not in range(len(self._clients)):
                     last = len(self._clients) - 1
-                    raise UsageError(f"the clients of this rank have the numbers 0 to {last}, got {number!r}")
+                    raise UsageError(f"the clients of this rank are numbered 0 to {last}, got {number!r}")
                 self._taken.discard(number)
                 self._take_gradient(number)
                 self._flat.clear_gradients()
@@ -374,7 +374,7 @@ class ClientOptimizer(Optimizer):
         if torch._C._current_graph_task_id() >= 0:
             self._broken_off = True
             raise UsageError(
-                "a hook called the optimizer during backward(), when a client's gradients are not complete; call it "
+                "a hook called the optimizer during backward(), while a client's gradients are incomplete; call it "
                 "after backward()"
             )
         if self._broken_off or self._turned_away:

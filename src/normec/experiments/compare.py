@@ -66,13 +66,13 @@ def candidates(
     for spec in specs or ([name for name in PAPER_METHODS if not private or name in PRIVATE_METHODS]):
         name, given = methods.split_name(spec)
         local = methods.makes_local_steps(name, {**settings, **given})
-        without = () if given.get("private", private) else build.PRIVATE_SETTINGS  # beside private methods
+        unwanted = build.PRIVATE_SETTINGS if private and not given.get("private", True) else ()
         shared = {
             key: value
             for key, value in settings.items()
             if (key not in methods.OF_METHODS or methods.applies(name, key))
             and (local or key not in methods.LOCAL)
-            and (key not in without or not private)
+            and key not in unwanted
         }
         merged = {**shared, **given, "method": name}
         sizes: Sequence[float | None] = (merged["lr"],) if "lr" in merged else step_sizes or (None,)

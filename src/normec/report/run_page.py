@@ -382,7 +382,7 @@ def _what_a_repetition_gives(settings: Mapping[str, Any]) -> str:
     if settings.get("private") and settings.get("noise") != "seeded":
         return "its noise is fresh, so the numbers differ"
     if settings.get("private") and settings.get("seed") is None:
-        return "its noise comes from a secret of its own, so the numbers differ (--seed makes runs repeatable)"
+        return "its noise comes from a secret of its own, so the numbers differ (--seed makes them repeatable)"
     return "the same seed on the same kind of machine gives the same numbers"
 
 
