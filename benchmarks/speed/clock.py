@@ -7,14 +7,19 @@ from collections.abc import Callable
 
 
 class Clock:
-    """Times rounds, after a warm-up of a fifth of `rounds`, at most ten, and only one if that takes `seconds`.
+    """Times rounds, after a warm-up of a fifth of `rounds`, at most ten.
+
+    The warm-up ends with the first of its rounds that is over `warm_up` seconds after the first one.
 
     Args:
         rounds: Maximal number of timed rounds.
         seconds: Maximal time for them.
         wait: Waits for the device, on which rounds only queue work.
-        block: Rounds between two calls of `wait`; each of them counts with the mean of the block.
+        block: Rounds between two calls of `wait`, fewer if they take long; each counts with the mean of the block.
         report: Called about once per second, so that results are not lost if the process is stopped.
+        begin: Called after the warm-up, and returns when rounds may be timed.
+        end: Called after the last timed round.
+        warm_up: Maximal time for the warm-up, without its first round (default: `seconds`).
     """
 
     def __init__(
@@ -25,10 +30,15 @@ class Clock:
         wait: Callable[[], object] = lambda: None,
         block: int = 1,
         report: Callable[[], object] = lambda: None,
+        begin: Callable[[], object] = lambda: None,
+        end: Callable[[], object] = lambda: None,
+        warm_up: float | None = None,
     ) -> None:
         self.rounds, self.seconds = rounds, seconds
         self._wait, self._block, self._report = wait, min(block, rounds), report
+        self._begin, self._end = begin, end
         self._warm_up = self._warm_up_left = max(1, min(10, rounds // 5))
+        self._settle = seconds if warm_up is None else warm_up
         self._began = self._last = time.perf_counter()
         self._reported = 0.0
         self._open = 0
@@ -54,16 +64,22 @@ class Clock:
         if now - self._reported > 1:
             self._report()
             self._reported = self._last = time.perf_counter()
-        return len(self.times) >= self.rounds or now - self._began >= self.seconds
+        if len(self.times) < self.rounds and now - self._began < self.seconds:
+            return False
+        self._end()
+        return True
 
     def _end_of_warm_up_round(self, now: float) -> bool:
         if self.first_round_end is None:
-            self.first_round_end = time.time()
+            self.first_round_end, self._began = time.time(), now
+        elif now - self._began >= self._settle:
+            self._warm_up_left = 1
         self._warm_up_left -= 1
-        if now - self._began >= self.seconds:
-            self._warm_up_left = 0
         if not self._warm_up_left:
-            self._began = now
+            if self._block * (now - self._last) > self.seconds / 4:
+                self._block = 1
+            self._begin()
+            self._began = now = time.perf_counter()
         self._last, self._open = now, 0
         return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,8 @@ def bench(
         typer.Option("--n", metavar="N[,N…]", help="Numbers of clients (default: by workload).", show_default=False),
     ] = None,
     engines: Annotated[
-        str | None, typer.Option(metavar="NAME[,NAME…]", help="Engines of normec (default: all).", show_default=False)
+        str | None,
+        typer.Option(metavar="NAME[,NAME…]", help="Engines of normec (default: by workload).", show_default=False),
     ] = None,
     peers: Annotated[
         str | None,
@@ -49,9 +51,22 @@ def bench(
         typer.Option(metavar="PATH", help="The Python that has the other libraries.", show_default=False),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Maximal number of timed rounds per process.")] = 200,
-    seconds: Annotated[float, typer.Option(help="Maximal time for them.")] = 5.0,
-    repeats: Annotated[int, typer.Option(help="Number of passes over the whole list.")] = 3,
+    seconds: Annotated[
+        float | None, typer.Option(help="Maximal time for them (default: 5, on a GPU 1).", show_default=False)
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(help="Number of passes over the whole list (default: 3, on a GPU 1).", show_default=False),
+    ] = None,
     limit: Annotated[float, typer.Option(help="Seconds after which an implementation is stopped.")] = 300.0,
+    beside: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that get ready at once, on a GPU alone; while one is timed, the others are stopped "
+            "(default: one for each core, at most 16).",
+            show_default=False,
+        ),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="Cores of an implementation (default: all).", show_default=False)
     ] = None,
@@ -60,7 +75,7 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME[,NAME…]",
-            help="float32, tf32, bf16 (default: float32 on the CPU, else all).",
+            help="float32, tf32, bf16 (default: float32 on the CPU, tf32 and bf16 on a GPU).",
             show_default=False,
         ),
     ] = None,
@@ -68,7 +83,13 @@ def bench(
         int | None,
         typer.Option(help="Instead compare this many ranks, with a core each, with one process.", show_default=False),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for bench.json and cost.png.", show_default=False)] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for bench.json and cost.png; what it has is not measured again.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: o.Json = False,
     quiet: o.Quiet = False,
 ) -> int:
@@ -79,12 +100,23 @@ def bench(
     """
     log = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     if ranks is not None:
-        return _ranks(workload or "resnet20", n, ranks, repeats, min(rounds, 10), log, as_json)
+        return _ranks(
+            workload or "resnet20", n, ranks, 3 if repeats is None else repeats, min(rounds, 10), log, as_json
+        )
     from . import measurement, session
 
+    on_gpu = device != "cpu"
+    usual = measurement.Limits(rounds, limit=limit)
+    limits = measurement.Limits(
+        rounds,
+        seconds if seconds is not None else 1.0 if on_gpu else usual.seconds,
+        repeats if repeats is not None else 1 if on_gpu else usual.repeats,
+        limit,
+        beside if beside is not None else min(16, os.cpu_count() or 1) if on_gpu else 1,
+    )
     summary = session.run(
         session.cases(_split(workload), _numbers(n), device, _split(precision), threads),  # type: ignore[arg-type]
-        measurement.Limits(rounds, seconds, repeats, limit),
+        limits,
         engines=_split(engines),
         peers=[] if peers == "none" else _split(peers),
         floors=_split(floors),
@@ -164,7 +196,7 @@ def _show(summary: dict[str, Any]) -> None:
                     " – ".join(_number(1e3 * value) for value in row["spread"]),
                     *(_number(row[key]) for key in ("over_floor", "over_floor_and_passes", "over_ours")),
                     f"{held / 1e6:,.0f}" if held is not None else "",
-                    f"{row['start_up'][0]:.1f}",
+                    f"{row['start_up'][0]:.1f}" if row["start_up"] else "",
                 ]
             )
         title = f"{case['workload']}: {case['clients']:,} clients, {case['drawn']:,} per round, batch {case['batch']}"

@@ -87,11 +87,14 @@ def implementations_of(
     peers: Sequence[str] | None = None,
     floors: Sequence[str] | None = None,
 ) -> list[Implementation]:
-    """The implementations of a case in the order of the table; by default nearly all of them.
+    """The implementations of a case in the order of the table; by default those that may be the fastest.
 
-    The engine "auto" is left out by default, because it is one of the others, and so is the floor that takes minutes.
+    That leaves out the engine "auto", which is one of the others, "batched", which is for local steps, "linear" for
+    networks, and the floor that takes minutes.
     """
-    engines = engines if engines is not None else [name for name in ENGINES if name != "auto"]
+    if engines is None:
+        left_out = {"auto", "batched"} | ({"linear"} if case.spec.model != "logistic" else set())
+        engines = [name for name in ENGINES if name not in left_out]
     peers = peers if peers is not None else list(PEERS)
     floors = floors if floors is not None else [name for name in floor.VARIANTS if name not in floor.ON_REQUEST]
     found = [Implementation(FLOOR, name) for name in floor.variants(case) if name in floors]

@@ -1,7 +1,8 @@
-"""Measure implementations one after the other, each in a new process, and repeat the whole list.
+"""Measure implementations, each in a new process, one after the other or with several that get ready at once.
 
 A new process per measurement makes peak memory and start-up time meaningful. The list is repeated instead of each
-implementation, so that drifts of the machine affect all implementations.
+implementation, so that drifts of the machine affect all implementations. On a GPU most of the time goes into importing
+and compiling, so several processes get ready at once there; while one is timed, the others are stopped.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +32,9 @@ from .workloads import Case
 
 Outcome = dict[str, Any]
 
+_TICK = 0.05  # seconds between two looks at the processes
+_DRAIN = 0.1  # seconds that the device has for the work that stopped processes had queued
+
 _FIND = (
     "import importlib.metadata as m, json\n"
     "def v(n):\n"
@@ -40,15 +46,19 @@ _FIND = (
 
 @dataclass(frozen=True)
 class Limits:
-    """At most `rounds` timed rounds or `seconds` per process, in `repeats` processes of at most `limit` seconds."""
+    """At most `rounds` timed rounds or `seconds` per process, in `repeats` processes of at most `limit` seconds.
+
+    Up to `beside` processes get ready at once; one at a time is timed.
+    """
 
     rounds: int = 200
     seconds: float = 5.0
     repeats: int = 3
     limit: float = 300.0
+    beside: int = 1
 
     def __post_init__(self) -> None:
-        at_least(1, rounds=self.rounds, repeats=self.repeats)
+        at_least(1, rounds=self.rounds, repeats=self.repeats, beside=self.beside)
         positive(seconds=self.seconds, limit=self.limit)
 
 
@@ -58,6 +68,112 @@ class Measured:
 
     case: Case
     outcomes: dict[Implementation, list[Outcome]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One process: the `repeat`-th measurement of an implementation."""
+
+    case: Case
+    implementation: Implementation
+    repeat: int = 0
+
+    def __str__(self) -> str:
+        case = self.case
+        return f"{case.workload}, n = {case.clients}, {case.precision}: {self.implementation.name}, {self.repeat + 1}"
+
+
+class _Child:
+    """A process that measures, in a process group of its own; it asks for its turn through a socket."""
+
+    def __init__(self, runner: Runner, task: Task, folder: Path) -> None:
+        folder.mkdir()
+        self.task, self._limit, self._answer, self._log = (
+            task,
+            runner.limits.limit,
+            folder / "answer.json",
+            folder / "log",
+        )
+        self._started = time.time()
+        self._ends = self._started + self._limit
+        self._stopped_at: float | None = None
+        self._held = 0
+        self._ours, theirs = socket.socketpair()
+        self._ours.setblocking(False)
+        request = folder / "request.json"
+        asked = {
+            "case": task.case.to_dict(),
+            "implementation": task.implementation.to_dict(),
+            "rounds": runner.limits.rounds,
+            "seconds": runner.limits.seconds,
+            "started": self._started,
+            "turn": theirs.fileno() if runner.limits.beside > 1 else None,
+        }
+        request.write_text(json.dumps(asked))
+        python = sys.executable if task.implementation.needs is None else runner.peer_python
+        with theirs, self._log.open("w") as output:
+            self._process = subprocess.Popen(
+                [python, "-m", "benchmarks.speed.worker", str(request), str(self._answer)],
+                env=runner.environment(task.case),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+
+    def heard(self) -> bytes:
+        """What it said since the last call: "r" when it is ready, "d" when it is done."""
+        with suppress(BlockingIOError, ConnectionError):
+            return self._ours.recv(16)
+        return b""
+
+    def go(self) -> None:
+        with suppress(OSError):  # it has ended
+            self._ours.send(b"g")
+
+    def stop(self) -> None:
+        """Stop it; its time stands still."""
+        if self._stopped_at is None:
+            self._stopped_at = time.time()
+            self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        if self._stopped_at is not None:
+            self._ends += time.time() - self._stopped_at
+            self._stopped_at = None
+            self._signal(signal.SIGCONT)
+
+    def ended(self) -> bool:
+        """Whether it has ended, or has had its time."""
+        if self.task.implementation.processes:
+            self._held = max(self._held, family_bytes(self._process.pid))
+        return self._process.poll() is not None or self._late()
+
+    def outcome(self) -> Outcome:
+        """What it found, after its end."""
+        late = self._late()
+        self.close()
+        answered = self._answer.exists()
+        found: Outcome = json.loads(self._answer.read_text()) if answered else {"status": "failed", "times": []}
+        if found["status"] == "stopped" or not answered:
+            found |= _unfinished(self._process.returncode, late, self._limit, self._log)
+        if self.task.implementation.processes:
+            found["peak_bytes"] = max(self._held, found.get("peak_bytes", 0))
+        return found
+
+    def close(self) -> None:
+        """Kill it and what it started."""
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        self._ours.close()
+
+    def _late(self) -> bool:
+        return self._stopped_at is None and time.time() >= self._ends
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
 
 class Runner:
@@ -73,52 +189,50 @@ class Runner:
         self._package = str(link)
         self.installed = self._installed()
 
-    def measure(self, case: Case, implementation: Implementation) -> Outcome:
-        """Measure an implementation in one process."""
-        if implementation.needs is not None and self.installed[implementation.needs] is None:
-            return {"status": "not installed", "reason": f"{self.peer_python} has no {implementation.needs}"}
-        request, answer, log = (self.folder / name for name in ("request.json", "answer.json", "log.txt"))
-        answer.unlink(missing_ok=True)
-        started = time.time()
-        asked = {
-            "case": case.to_dict(),
-            "implementation": implementation.to_dict(),
-            "rounds": self.limits.rounds,
-            "seconds": self.limits.seconds,
-            "started": started,
-        }
-        request.write_text(json.dumps(asked))
-        python = sys.executable if implementation.needs is None else self.peer_python
-        with log.open("w") as output:
-            child = subprocess.Popen(
-                [python, "-m", "benchmarks.speed.worker", str(request), str(answer)],
-                env=self._environment(case),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            with _ended(child):
-                held = self._watch(child, started, whole=implementation.processes)
-        found: Outcome = json.loads(answer.read_text()) if answer.exists() else {"status": "failed", "times": []}
-        if found["status"] == "stopped" or not answer.exists():
-            found |= _unfinished(child.returncode, time.time() - started >= self.limits.limit, self.limits.limit, log)
-        if implementation.processes:
-            found["peak_bytes"] = max(held, found.get("peak_bytes", 0))
-        return found
+    def measure(
+        self, tasks: Sequence[Task], skip: Callable[[Task], bool] = lambda _: False
+    ) -> Generator[tuple[Task, Outcome], None, None]:
+        """Carry out the tasks but those that `skip` names when their turn comes, and yield what ends."""
+        waiting, children, timed = deque(enumerate(tasks)), list[_Child](), None
+        ready: deque[_Child] = deque()
+        try:
+            while waiting or children:
+                while waiting and timed is None and len(children) < self.limits.beside:
+                    number, task = waiting.popleft()
+                    if skip(task):
+                        continue
+                    needed = task.implementation.needs
+                    if needed is not None and self.installed[needed] is None:
+                        yield task, {"status": "not installed", "reason": f"{self.peer_python} has no {needed}"}
+                    else:
+                        children.append(_Child(self, task, self.folder / f"process-{number}"))
+                for child in list(children):
+                    said = child.heard()
+                    if b"r" in said:
+                        ready.append(child)
+                    over = child.ended()
+                    if child is timed and (over or b"d" in said):
+                        timed = None
+                        for other in children:
+                            other.resume()
+                    if over:
+                        children.remove(child)
+                        with suppress(ValueError):
+                            ready.remove(child)
+                        yield child.task, child.outcome()
+                if timed is None and ready:
+                    timed = ready.popleft()
+                    for other in children:
+                        if other is not timed:
+                            other.stop()
+                    time.sleep(_DRAIN)
+                    timed.go()
+                time.sleep(_TICK)
+        finally:
+            for child in children:
+                child.close()
 
-    def _watch(self, child: subprocess.Popen[bytes], started: float, *, whole: bool) -> int:
-        """Wait for the end or the limit; with `whole`, return the peak memory of the process and its descendants."""
-        held = 0
-        while (left := started + self.limits.limit - time.time()) > 0:
-            try:
-                child.wait(min(left, 0.5) if whole else left)
-                break
-            except subprocess.TimeoutExpired:
-                held = max(held, family_bytes(child.pid)) if whole else 0
-        return held
-
-    def _environment(self, case: Case) -> dict[str, str]:
+    def environment(self, case: Case) -> dict[str, str]:
         threads = {name: str(case.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
         # An empty cache, so that the time of the first compilation is measured.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled")}
@@ -151,27 +265,39 @@ def runner(limits: Limits, peer_python: str | None) -> Iterator[Runner]:
 
 def measure_all(
     runner: Runner,
-    case: Case,
-    implementations: list[Implementation],
+    found: Sequence[Measured],
     log: Callable[[str], object],
-    after: Callable[[Measured], object],
-) -> tuple[Measured, bool]:
-    """Measure the whole list several times; returns the outcomes and whether Ctrl-C was pressed.
+    after: Callable[[Task, Outcome], object] = lambda *_: None,
+) -> bool:
+    """Measure what the cases in `found` lack, and add it there; returns whether Ctrl-C was pressed.
 
     An implementation that failed is not measured again.
     """
-    found = Measured(case, {implementation: [] for implementation in implementations})
+    outcomes = {(of.case, implementation): some for of in found for implementation, some in of.outcomes.items()}
+    tasks = [
+        Task(of.case, implementation, repeat)
+        for of in found
+        for repeat in range(runner.limits.repeats)
+        for implementation, some in of.outcomes.items()
+        if repeat >= len(some)
+    ]
+
+    def needless(task: Task) -> bool:
+        if any(outcome["status"] != "measured" for outcome in outcomes[task.case, task.implementation]):
+            return True
+        log(str(task))
+        return False
+
+    measuring = runner.measure(tasks, needless)
     try:
-        for repeat in range(runner.limits.repeats):
-            for implementation, outcomes in found.outcomes.items():
-                if any(outcome["status"] != "measured" for outcome in outcomes):
-                    continue
-                log(f"{case.workload}, n = {case.clients}, {case.precision}: {implementation.name}, {repeat + 1}")
-                outcomes.append(runner.measure(case, implementation))
-                after(found)
+        for task, outcome in measuring:
+            outcomes[task.case, task.implementation].append(outcome)
+            after(task, outcome)
     except KeyboardInterrupt:
-        return found, True
-    return found, False
+        return True
+    finally:
+        measuring.close()
+    return False
 
 
 def family_bytes(root: int) -> int:
@@ -202,14 +328,3 @@ def _unfinished(code: int | None, late: bool, limit: float, log: Path) -> Outcom
         return {"status": "failed", "reason": "killed, probably because memory ran out"}
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     return {"status": "failed", "reason": (lines or [f"ended with code {code}"])[-1][:300]}
-
-
-@contextmanager
-def _ended(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Kill the process group of the child at the end of the block."""
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from normec import __version__
+import normec
 
 from .implementations import ENGINE, FLOOR, PASSES, RECORD, Implementation
 from .measurement import Limits, Measured, Outcome
@@ -18,20 +20,24 @@ from .measurement import Limits, Measured, Outcome
 Row = dict[str, Any]
 
 
-def summary(measured: list[Measured], limits: Limits, threads: int) -> dict[str, Any]:
-    """The summary of all cases, for JSON."""
+def conditions(measured: Sequence[Measured], threads: int) -> dict[str, Any]:
+    """Where and with what the measurements are made."""
     gpu = any(found.case.device != "cpu" for found in measured)
     return {
-        "versions": {"normec": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {"normec": normec.__version__, "torch": torch.__version__, "python": platform.python_version()},
+        "code": _code(),
         "machine": {
             "processor": processor(),
             "cores": os.cpu_count(),
             "threads": threads,
             "device": torch.cuda.get_device_name() if gpu else "cpu",
         },
-        "limits": vars(limits),
-        "cases": [case_summary(found) for found in measured],
     }
+
+
+def summary(measured: Sequence[Measured], limits: Limits, where: dict[str, Any]) -> dict[str, Any]:
+    """The summary of all cases, for JSON."""
+    return {**where, "limits": vars(limits), "cases": [case_summary(found) for found in measured]}
 
 
 def case_summary(found: Measured) -> dict[str, Any]:
@@ -79,7 +85,7 @@ def _row(implementation: Implementation, outcomes: list[Outcome]) -> Row:
         "spread": [min(medians), max(medians)] if medians else None,
         "rounds": sum(len(outcome["times"]) for outcome in timed),
         "processes": len(timed),
-        "start_up": [outcome["start_up"] for outcome in timed],
+        "start_up": [outcome["start_up"] for outcome in timed if "start_up" in outcome],
         "peak_bytes": max((outcome["peak_bytes"] for outcome in timed), default=None),
         "device_bytes": max((outcome["device_bytes"] or 0 for outcome in timed), default=0) or None,
         "waited": max((outcome["waited"] for outcome in timed), default=None),
@@ -106,6 +112,15 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _code() -> str:
+    """A digest of the code that is measured and that measures."""
+    digest = hashlib.sha256()
+    for folder in (Path(normec.__file__).parent, Path(__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _least(rows: list[Row], kind: str) -> float | None:

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
@@ -17,7 +17,8 @@ from normec.system.files import write_atomic
 
 from . import picture, results
 from .implementations import check_names, implementations_of
-from .measurement import Limits, Measured, measure_all, runner
+from .kept import Kept
+from .measurement import Limits, Measured, Outcome, Task, measure_all, runner
 from .workloads import WORKLOADS, Case
 
 
@@ -35,7 +36,7 @@ def cases(
     for name in workloads or []:
         one_of(WORKLOADS, workload=name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    usual: tuple[Precision, ...] = get_args(Precision) if device == "cuda" else ("float32",)
+    usual: tuple[Precision, ...] = ("tf32", "bf16") if device == "cuda" else ("float32",)
     return [
         Case(name, clients, device, precision, threads if threads is not None else cores)
         for precision in precisions or usual
@@ -57,30 +58,42 @@ def run(
 ) -> dict[str, Any]:
     """Measure all cases and return the summary.
 
-    `out` gets bench.json after every process and cost.png at the end. After Ctrl-C the summary contains what was
-    measured until then, and its "interrupted" is true.
+    `out` gets every measurement as it ends, bench.json with all of them, and cost.png at the end; what it has is not
+    measured again. After Ctrl-C the summary contains what was measured until then, and its "interrupted" is true.
     """
     check_names(engines, peers, floors)
-    measured: list[Measured] = []
+    if limits.beside > 1 and any(case.device == "cpu" for case in cases):
+        raise UsageError("on a CPU one process is measured at a time; leave out --beside")
+    found = [
+        Measured(case, {implementation: [] for implementation in implementations_of(case, engines, peers, floors)})
+        for case in cases
+    ]
+    where = results.conditions(found, cases[0].threads)
+    kept = Kept(out, where | {"rounds": limits.rounds, "seconds": limits.seconds}) if out is not None else None
 
-    def keep(current: Measured) -> None:
+    def summary(interrupted: bool = False) -> dict[str, Any]:
+        return results.summary(found, limits, where) | {"interrupted": interrupted}
+
+    def write(final: dict[str, Any]) -> None:
         if out is not None:
-            write_atomic(out / "bench.json", json.dumps(summary([*measured, current]), indent=1) + "\n")
+            write_atomic(out / "bench.json", json.dumps(final, indent=1) + "\n")
 
-    def summary(found: list[Measured], interrupted: bool = False) -> dict[str, Any]:
-        return results.summary(found, limits, cases[0].threads) | {"interrupted": interrupted}
+    def keep(task: Task, outcome: Outcome) -> None:
+        if kept is not None:
+            kept.add(task, outcome)
+        write(summary())
 
-    interrupted = False
+    if kept is not None:
+        kept.fill(found)
     with runner(limits, peer_python) as started:
-        if out is not None:
+        if out is not None and kept is not None:
             out.mkdir(parents=True, exist_ok=True)
-        for case in cases:
-            found, interrupted = measure_all(started, case, implementations_of(case, engines, peers, floors), log, keep)
-            measured.append(found)
-            if interrupted:
-                break
-    final = summary(measured, interrupted)
+            kept.begin()
+        final = summary(measure_all(started, found, log, keep))
+    write(final)
     if out is not None:
-        write_atomic(out / "bench.json", json.dumps(final, indent=1) + "\n")
-        picture.draw(final["cases"], out / "cost.png")
+        try:
+            picture.draw(final["cases"], out / "cost.png")
+        except ImportError:
+            log("matplotlib is not installed, so there is no cost.png")
     return final

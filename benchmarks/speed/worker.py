@@ -9,6 +9,7 @@ import importlib.metadata
 import json
 import os
 import resource
+import socket
 import sys
 import time
 from pathlib import Path
@@ -32,18 +33,40 @@ def main(request: Path, answer: Path) -> None:
     on_gpu = case.device != "cpu"
     facts: dict[str, Any] = {"status": "stopped", "versions": _versions(implementation.needs)}
     making = 0.0
+    turn = socket.socket(fileno=asked["turn"]) if asked["turn"] is not None else None
+    timing = time.time(), _waited()
+
+    def begin() -> None:
+        nonlocal timing
+        if turn is not None:
+            turn.sendall(b"r")
+            turn.recv(1)
+        timing = time.time(), _waited()
+
+    def end() -> None:
+        if turn is not None:
+            turn.sendall(b"d")
 
     def report() -> None:
         facts["times"] = clock.times
-        if clock.first_round_end is not None:
+        if clock.first_round_end is not None and turn is None:
             facts["start_up"] = clock.first_round_end - asked["started"] - making
         facts["peak_bytes"] = _peak()
-        facts["waited"] = _waited() / (time.time() - asked["started"])
+        facts["waited"] = (_waited() - timing[1]) / max(time.time() - timing[0], 1e-9)
         facts["device_bytes"] = torch.cuda.max_memory_allocated() if on_gpu else None
         write_atomic(answer, json.dumps(facts))
 
     wait = torch.cuda.synchronize if on_gpu else lambda: None
-    clock = Clock(asked["rounds"], asked["seconds"], wait=wait, block=5 if on_gpu else 1, report=report)
+    clock = Clock(
+        asked["rounds"],
+        asked["seconds"],
+        wait=wait,
+        block=5 if on_gpu else 1,
+        report=report,
+        begin=begin,
+        end=end,
+        warm_up=max(10.0, asked["seconds"]) if on_gpu else None,  # graphs are recorded after the first round
+    )
     try:
         began = time.time()
         data = implementation.data(case)

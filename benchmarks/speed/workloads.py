@@ -45,7 +45,7 @@ class Workload:
 
 WORKLOADS = {
     "resnet20": Workload("resnet20", (3, 32, 32), 10, clients=(10,), records=320, pool=50_000),
-    "mlp": Workload("mlp", (784,), 10, clients=(100, 1_000, 10_000), records=64, pool=60_000),
+    "mlp": Workload("mlp", (784,), 10, clients=(100, 1_000), records=64, pool=60_000),
     "cnn": Workload("cnn", (1, 28, 28), 10, clients=(100,), records=64, pool=60_000, peers=("opacus",)),
     "logistic": Workload("logistic", (123,), 2, clients=(10_000,), records=64, pool=32_000, share=0.01),
     **{

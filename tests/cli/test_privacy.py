@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import TensorDataset
 
+from normec import DPSGD, Clip, Method, NormEC, Privacy, Problem, train
 from normec.cli.app import run
 
 KNOWN = [
@@ -50,6 +56,74 @@ def test_noise_of_a_sum_without_a_number_of_clients_is_that_of_one_and_says_so(
     given = capsys.readouterr()
     assert given.err == ""
     assert given.out == alone.out
+
+
+RECORDS = ("--unit", "record", "--record-clip", "1.5", "--records", "30")
+
+
+def answered(capsys: pytest.CaptureFixture[str], *words: str) -> float:
+    assert run(["privacy", "noise", "--epsilon", "4", "--releases", "20", "--json", *words]) == 0
+    return float(json.loads(capsys.readouterr().out)["sigma"])
+
+
+def test_the_noise_of_a_record_is_that_of_its_share_of_the_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    for trust in (["--trust", "local"], ["--trust", "central", "--clients", "5"]):
+        share = answered(capsys, *trust, "--bound", str(1.5 / 30))
+        assert answered(capsys, *trust, *RECORDS) == pytest.approx(share, rel=1e-3)
+    # A clip beyond what a client's message can reach gains nothing over replacing the client.
+    replaced = answered(capsys, "--relation", "replace", "--method", "dpsgd-clip:tau=0.02")
+    assert answered(capsys, *RECORDS, "--method", "dpsgd-clip:tau=0.02") == pytest.approx(replaced, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "trust", "drawn"),
+    [
+        ("dpsgd-clip:tau=1", DPSGD(Clip(1.0)), "central", 0.4),
+        ("normec:alpha=3,beta=0.5,decay=0.1", NormEC(3.0, 0.5, decay=0.1), "central", None),
+        ("normec:alpha=3,beta=0.5,decay=0.1", NormEC(3.0, 0.5, decay=0.1), "local", 0.4),
+    ],
+)
+def test_the_noise_of_a_record_is_that_of_a_run(
+    method: str,
+    kind: Method,
+    trust: Literal["local", "central"],
+    drawn: float | None,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    clients = [TensorDataset(torch.randn(30, 2), torch.arange(30) % 2) for _ in range(5)]
+    privacy = Privacy(epsilon=4, unit="record", record_clip=1.5, trust=trust, noise="seeded")
+    problem = Problem(nn.Linear(2, 2), F.cross_entropy, clients)
+    done = train(problem, kind, lr=0.1, rounds=20, seed=0, privacy=privacy, batch_rate=drawn)
+    assert done.privacy is not None
+    words = ["--trust", trust, "--clients", "5", *RECORDS, "--method", method]
+    found = answered(capsys, *words, *(["--batch-rate", str(drawn)] if drawn else []))
+    assert found == pytest.approx(done.privacy.sigma, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--records", "5"], "--records and --batch-rate are for --unit record"),
+        (["--unit", "record", "--record-clip", "1"], "needs --records"),
+        (["--unit", "record", "--batch-rate", "2"], "batch_rate must lie in (0, 1]"),
+        ([*RECORDS, "--records", "0"], "records must be a whole number >= 1"),
+        (["--method", "clip21", "--bound", "2"], "leave out --bound"),
+        (["--method", "nromec"], "did you mean 'normec'"),
+        (["--method", "gd"], "messages without a bound"),
+        (
+            ["--trust", "central", "--method", "normec", *RECORDS, "--batch-rate", "0.1"],
+            "a clean memory remembers records",
+        ),
+        (["--method", "fed-normec", *RECORDS], "local steps have no rule at record level"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_what_has_no_answer_is_refused(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["privacy", "noise", "--epsilon", "4", "--releases", "20", *words]) == 2
+    printed = capsys.readouterr()
+    assert says in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
 
 
 def test_more_groups_than_clients_take_no_turns(capsys: pytest.CaptureFixture[str]) -> None:

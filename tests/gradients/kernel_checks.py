@@ -36,6 +36,7 @@ from ..support.forms import form
 from . import image_checks, norm_checks, own_weight_checks, pool_checks, tile_checks
 from .cases import BATCH, engines, everything, problem
 from .nearness import LAST, framed, near, untouched
+from .structures import RECURRENT
 
 # clients, records, channels in and out, kernel, stride, padding, dilation, height, width
 SHAPES = [
@@ -179,7 +180,8 @@ def check_clipped_records(device: str) -> None:
     """
     clip = RecordClip(0.3)
     kinds = [("float32", 1e-4), ("tf32", 1e-3), ("bf16", 0.1)]
-    for name in ("norms", "convolutions", *(["cnn-gn"] if device != "cpu" else [])):
+    recurrent = [RECURRENT[name] for name in ("lstm, two layers, both ways", "gru, sequence first")]
+    for name in ("norms", "convolutions", *(["cnn-gn", *recurrent] if device != "cpu" else [])):
         fine = problem(name, sizes=(3, 2))
         expected = everything(LoopEngine(fine, None, 1, clip, "float32"), fine)
         for precision, close in kinds if device != "cpu" else kinds[:1]:
@@ -189,6 +191,9 @@ def check_clipped_records(device: str) -> None:
                 with products(precision), mock.patch.dict(record_sums._HELD, {device: held}):  # type: ignore[arg-type]
                     engine = SharedEngine(of, of.records, None, 1, precision, record_clip=clip)  # type: ignore[arg-type]
                     near(everything(engine, of).grads.cpu(), expected.grads, close, (name, precision, held))
+            with products(precision):  # type: ignore[arg-type]
+                loop = LoopEngine(of, None, 1, clip, precision)  # type: ignore[arg-type]
+                near(everything(loop, of).grads.cpu(), expected.grads, close, (name, precision, loop.name))
 
 
 def check_long_rows(_: str) -> None:

@@ -40,6 +40,7 @@ from normec import (
     Problem,
     Run,
     SmoothedNorm,
+    UsageError,
     models,
     train,
 )
@@ -283,6 +284,20 @@ def check_models_that_wait() -> None:
     replay("small", sampled=False)
 
 
+def check_records_on_the_device() -> None:
+    """Records may be on the device before the model: what is wrong with a loss is found there too."""
+    records = TensorDataset(torch.randn(9, 6, device=DEVICE), torch.arange(9, device=DEVICE) % 4)
+    said = ""
+    try:
+        Problem(nn.Linear(6, 4), partial(F.cross_entropy, reduction="sum"), [records])
+    except UsageError as error:
+        said = str(error)
+    assert "mean" in said, said
+    of = Problem(nn.Linear(6, 4), F.cross_entropy, [records])
+    of.refuse_misfit("the model or its loss")
+    train(of, NormEC(0.1, 0.3), lr=0.1, rounds=2, device=DEVICE, **QUIET)
+
+
 class Drops(nn.Module):
     """Dropout, statistics, and a parameter without a rule; `how` it does something else from one call to the next."""
 
@@ -490,6 +505,7 @@ CHECKS: dict[str, Callable[[], None]] = {
         check_clipped_batches_of_many_records,
         check_too_little_memory,
         check_models_that_wait,
+        check_records_on_the_device,
     )
 }
 

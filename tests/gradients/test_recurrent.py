@@ -54,6 +54,23 @@ def test_weights_under_vmap_are_not_joined_in_memory(monkeypatch: pytest.MonkeyP
         assert apart(everything(shared, of), expected) < CLOSE
 
 
+def test_neither_are_they_where_records_are_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    of, clip = problem(RECURRENT["lstm"], sizes=(3, 2)), RecordClip(0.3)
+    expected = everything(LoopEngine(of, None, 0, clip), of)
+    joined: list[nn.RNNBase] = []
+
+    def join(layer: nn.RNNBase) -> None:
+        joined.append(layer)
+        for weight in layer._flat_weights:
+            weight.data_ptr()  # an error under vmap, and on a GPU this happens in every forward pass
+
+    monkeypatch.setattr(nn.RNNBase, "flatten_parameters", join)
+    found = everything(LoopEngine(of, None, 0, clip), of)
+    assert apart(found, expected) < CLOSE
+    assert joined == []
+    assert not any("flatten_parameters" in vars(module) for module in of.model.modules())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm, two layers, both ways", "gru, sequence first"])
 def test_clipped_records_are_the_loop_s(name: str) -> None:

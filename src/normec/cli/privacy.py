@@ -12,7 +12,9 @@ import typer
 from . import options as o
 
 if TYPE_CHECKING:
-    from ..privacy import Release
+    from ..privacy import Facts, Release
+
+_LARGEST_MODEL = 10**9  # parameters: what rounding to a grid adds to the noise of secure records is that of so many
 
 app = typer.Typer(help="Compute ε from noise, noise from ε and tables; audit methods.", no_args_is_help=True)
 
@@ -36,7 +38,29 @@ Schedule = Annotated[
     str, typer.Option(help="How the noise changes by round: constant, linear:R, exponential:R, or a number per round.")
 ]
 Groups = Annotated[int, typer.Option(help="Groups of clients that take turns, one in each round.")]
-Bound = Annotated[float, typer.Option(help="The largest norm of a message: 1 for NormEC, τ for clipping.")]
+Bound = Annotated[
+    float | None,
+    typer.Option(help="The largest norm of a message (default: that of --method, otherwise 1).", show_default=False),
+]
+MethodOfMessages = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME[:KEY=VALUE,…]",
+        help="The method (default: any with messages of norm 1; for records, dpsgd-clip).",
+        show_default=False,
+    ),
+]
+Unit = Annotated[str, typer.Option(help="Who is protected: client or record.")]
+RecordClip = Annotated[
+    float | None, typer.Option(help="Largest norm of a record's gradient, with --unit record.", show_default=False)
+]
+Records = Annotated[
+    int | None, typer.Option(help="Fewest records of a client, with --record-clip.", show_default=False)
+]
+BatchRate = Annotated[
+    float | None,
+    typer.Option(help="Rate of secret Poisson sampling of a client's records, with --unit record.", show_default=False),
+]
 
 
 @app.command("epsilon")
@@ -49,7 +73,12 @@ def epsilon(
     clients: Summed = None,
     honest: Honest = None,
     sampling_rate: SamplingRate = None,
-    bound: Bound = 1.0,
+    method: MethodOfMessages = None,
+    bound: Bound = None,
+    unit: Unit = "client",
+    record_clip: RecordClip = None,
+    records: Records = None,
+    batch_rate: BatchRate = None,
     noise_schedule: Schedule = "constant",
     groups: Groups = 1,
     as_json: o.Json = False,
@@ -58,8 +87,11 @@ def epsilon(
     composed = _release(
         clients,
         releases,
-        bound,
         groups,
+        method,
+        bound,
+        records,
+        batch_rate,
         sigma=sigma,
         delta=delta,
         relation=relation,
@@ -67,6 +99,8 @@ def epsilon(
         honest=honest,
         sampling=sampling_rate,
         noise_schedule=noise_schedule,
+        unit=unit,
+        record_clip=record_clip,
     )
     _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
 
@@ -81,7 +115,12 @@ def noise(
     clients: Summed = None,
     honest: Honest = None,
     sampling_rate: SamplingRate = None,
-    bound: Bound = 1.0,
+    method: MethodOfMessages = None,
+    bound: Bound = None,
+    unit: Unit = "client",
+    record_clip: RecordClip = None,
+    records: Records = None,
+    batch_rate: BatchRate = None,
     noise_schedule: Schedule = "constant",
     groups: Groups = 1,
     as_json: o.Json = False,
@@ -90,8 +129,11 @@ def noise(
     composed = _release(
         clients,
         releases,
-        bound,
         groups,
+        method,
+        bound,
+        records,
+        batch_rate,
         epsilon=epsilon,
         delta=delta,
         relation=relation,
@@ -99,6 +141,8 @@ def noise(
         honest=honest,
         sampling=sampling_rate,
         noise_schedule=noise_schedule,
+        unit=unit,
+        record_clip=record_clip,
     )
     sigma = composed.sigma(epsilon, delta)
     _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
@@ -111,7 +155,7 @@ def table(
     delta: Delta = 1e-5,
     clients: Clients = 100,
     sampling_rate: SamplingRate = None,
-    bound: Bound = 1.0,
+    bound: Annotated[float, typer.Option(help="The largest norm of a message.")] = 1.0,
     out: Annotated[Path, typer.Option(help="File of the picture.")] = Path("epsilon.png"),
     as_json: o.Json = False,
 ) -> None:
@@ -229,13 +273,25 @@ def _literal(word: str) -> Any:
     return word
 
 
-def _release(clients: int | None, releases: int, bound: float, groups: int, **statement: Any) -> Release:
-    from ..errors import UsageError, at_least, positive
-    from ..privacy import FULL, Facts, Privacy, Sampling, Setting, release
+def _release(
+    clients: int | None,
+    releases: int,
+    groups: int,
+    method: str | None,
+    bound: float | None,
+    records: int | None,
+    batch_rate: float | None,
+    **statement: Any,
+) -> Release:
+    from ..errors import UsageError, at_least, fraction
+    from ..privacy import FULL, Privacy, Sampling, Setting, release
 
     at_least(1, releases=releases, groups=groups, clients=1 if clients is None else clients)
-    positive(bound=bound)
     privacy = Privacy(**statement)
+    if privacy.unit == "client" and (records is not None or batch_rate is not None):
+        raise UsageError("--records and --batch-rate are for --unit record")
+    if privacy.record_clip is not None and records is None:
+        raise UsageError("a clip per record needs --records, the fewest records that a client has")
     if clients is None:
         if privacy.trust != "local":
             assumed = "one client" if groups == 1 else f"{groups} clients, one in each group"
@@ -243,10 +299,43 @@ def _release(clients: int | None, releases: int, bound: float, groups: int, **st
         clients = groups
     if groups > clients:
         raise UsageError(f"--groups {groups} is more than the {clients} clients; ask for at most {clients}")
-    sampling = Sampling(privacy.sampling) if privacy.sampling is not None else FULL
-    return release(
-        Facts("a message", bound, feedback=True), privacy, Setting(clients, releases, sampling, groups=groups)
+    if batch_rate is not None:
+        fraction(batch_rate=batch_rate)
+    if records is not None:
+        at_least(1, records=records)
+    facts, local = _facts(method, bound, statement)
+    setting = Setting(
+        clients,
+        releases,
+        Sampling(privacy.sampling) if privacy.sampling is not None else FULL,
+        batch=Sampling(batch_rate) if batch_rate is not None else FULL,
+        records=None if records is None else records * (batch_rate or 1.0),
+        dimension=_LARGEST_MODEL,
+        local_steps=local,
+        groups=groups,
     )
+    return release(facts, privacy, setting)
+
+
+def _facts(method: str | None, bound: float | None, statement: dict[str, Any]) -> tuple[Facts, bool]:
+    """The facts about the messages, those of a method or a bound alone, and whether they come from local steps."""
+    from ..errors import UsageError, positive
+    from ..privacy import Facts
+
+    if method is None and (bound is not None or statement["unit"] == "client"):
+        bound = 1.0 if bound is None else bound
+        positive(bound=bound)
+        return Facts("a message", bound, feedback=True), False
+    if bound is not None:
+        raise UsageError("--method has a bound of its own; leave out --bound")
+    from ..experiments import methods
+    from ..privacy.mechanism import facts_of
+    from ..settings.validation import make
+
+    name, own = methods.split_name(method or "dpsgd-clip")
+    private = {key: statement.get(key) for key in ("epsilon", "sigma", "unit", "record_clip")}
+    config = make({"method": name, **own, **{key: value for key, value in private.items() if value is not None}})
+    return facts_of(methods.build(config, dim=1)), methods.local_steps(config) is not None
 
 
 def _answer(as_json: bool, composed: Release, **facts: float) -> None:

@@ -245,7 +245,7 @@ def record_gradients(
         return problem.value(point, alone(item), alone(target)).loss
 
     each = vmap(grad_and_value(one), in_dims=(None, 0, 0), randomness=randomness)
-    with RefuseOwnVmapRules(UsageError), RecurrentByStep():
+    with RefuseOwnVmapRules(UsageError), RecurrentByStep(problem.model):
         try:
             grads, values = each(x, inputs, targets)
         except RuntimeError as error:

@@ -28,7 +28,7 @@ from ..data.augment import Augment, Transform, treats_records_alone
 from ..errors import UsageError
 from ..models.linear import NonconvexPenalty
 from . import client_data as records
-from .batch_form import BatchForm, Collate, Tree, scores_of, size_of
+from .batch_form import BatchForm, Collate, Tree, moved, scores_of, size_of
 from .functions import FunctionProblem
 from .losses import cure, described, refuse_other_reductions, refuse_wrong_mean, weighted
 from .objective import Buffers, checksum
@@ -390,15 +390,15 @@ class Problem:
 
     def to(self, device: torch.device, dtype: torch.dtype | None = None) -> Problem:
         """Return the same problem on another device, with its model and floating-point inputs in `dtype`."""
-        moved = copy.copy(self)
-        moved._evaluation_copy = None
-        moved._untouched = copy.deepcopy(self._untouched).to(device=device, dtype=dtype)
-        moved.model = _sharing_trainable(moved._untouched)
-        moved.x0 = self.x0.to(device=device, dtype=dtype)
-        moved.records = self.records.to(device)
-        moved.test = self.test.to(device) if self.test is not None else None
-        moved.validation = self.validation.to(device) if self.validation is not None else None
-        return moved
+        there = copy.copy(self)
+        there._evaluation_copy = None
+        there._untouched = copy.deepcopy(self._untouched).to(device=device, dtype=dtype)
+        there.model = _sharing_trainable(there._untouched)
+        there.x0 = self.x0.to(device=device, dtype=dtype)
+        there.records = self.records.to(device)
+        there.test = self.test.to(device) if self.test is not None else None
+        there.validation = self.validation.to(device) if self.validation is not None else None
+        return there
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the facts by which a checkpoint recognises this problem."""
@@ -464,7 +464,7 @@ class Problem:
                 seen: dict[str, Any] = {}
                 try:
                     with self._restored(), records.seeded():
-                        seen["inputs"], seen["targets"] = _first(held, number)
+                        seen["inputs"], seen["targets"] = self._first(held, number)
                         seen["outputs"] = probe.outputs(self.x0.clone(), seen["inputs"])
                         loss(seen["outputs"], seen["targets"])
                 except Exception as error:  # whatever the caller's code raises
@@ -483,8 +483,14 @@ class Problem:
 
     def _first_outputs(self) -> tuple[Any, Any]:
         """Return the outputs and targets of a few records, which only a copy of the model sees."""
-        inputs, targets = _first(self.records, 0)
+        inputs, targets = self._first(self.records, 0)
         return self._probing().outputs(self.x0.clone(), inputs), targets
+
+    def _first(self, held: records.Records, number: int) -> tuple[Tree, Tree]:
+        """Return the inputs and targets of the first few records of one of the `held` sets, where the model is."""
+        first = held.batch(number, torch.arange(min(4, int(held.sizes[number]))))
+        inputs, targets = (moved(part, self.x0.device) for part in first)
+        return inputs, targets
 
     def _probing(self) -> Problem:
         """Return this problem with copies of the model, for evaluation, and of the transform."""
@@ -627,11 +633,6 @@ class _WholeBatch(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         return self._loss[0](self.model, batch)
-
-
-def _first(held: records.Records, number: int) -> tuple[Tree, Tree]:
-    """Return the inputs and targets of the first few records of one of the `held` sets."""
-    return held.batch(number, torch.arange(min(4, int(held.sizes[number]))))
 
 
 def _sharing_trainable(model: nn.Module) -> nn.Module:

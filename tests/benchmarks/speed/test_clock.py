@@ -19,7 +19,7 @@ def test_rounds_after_a_warm_up(rounds: int, warm_up: int) -> None:
 def test_time_ends_it_too() -> None:
     clock, steps = Clock(10**6, 1e-9), []
     run_rounds(lambda: steps.append(1), clock)
-    assert len(steps) == 2  # one to warm up, one timed
+    assert len(steps) == 3  # two to warm up, the first of which has no limit, and one timed
     assert len(clock.times) == 1
 
 
@@ -37,3 +37,18 @@ def test_what_is_known_so_far_is_reported() -> None:
     clock = Clock(3, 1e9, report=lambda: reports.append(len(clock.times)))
     run_rounds(lambda: None, clock)
     assert reports[0] == 1  # an implementation that is stopped after its first timed round has a result
+
+
+def test_timing_begins_and_ends_when_it_is_said() -> None:
+    steps: list[int] = []
+    said: list[tuple[str, int]] = []
+    begin, end = (lambda word=word: said.append((word, len(steps))) for word in ("begin", "end"))
+    clock = Clock(20, 1e9, begin=begin, end=end)
+    run_rounds(lambda: steps.append(1), clock)
+    assert said == [("begin", 4), ("end", 24)]
+
+
+def test_the_warm_up_has_a_limit_of_its_own() -> None:
+    clock, steps = Clock(200, 1e-9, warm_up=1e9, block=5), []
+    run_rounds(lambda: steps.append(1), clock)
+    assert len(steps) == 10 + 1  # slow rounds are timed one by one

@@ -11,13 +11,15 @@ import venv
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from benchmarks.speed import measurement
 from benchmarks.speed.commands import app
 from benchmarks.speed.implementations import Implementation
-from benchmarks.speed.measurement import Limits, measure_all, runner
+from benchmarks.speed.measurement import Limits, Measured, Task, measure_all, runner
 from benchmarks.speed.workloads import Case
 from normec.cli.app import run
 
@@ -52,7 +54,7 @@ def test_all_fields_and_consistent_ratios(tmp_path: Path) -> None:
     done = measure(*SMALL, *some, "--out", str(tmp_path / "bench"), "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["limits"] == {"rounds": 3, "seconds": 1e6, "repeats": 1, "limit": 1e6}
+    assert found["limits"] == {"rounds": 3, "seconds": 1e6, "repeats": 1, "limit": 1e6, "beside": 1}
     assert found["machine"]["threads"] == 1
     (case,) = found["cases"]
     assert set(case) == CASE
@@ -81,11 +83,12 @@ def test_all_fields_and_consistent_ratios(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_slow_implementation_is_stopped_and_a_failing_one_has_a_reason() -> None:
-    case = Case("mlp", 2)
+    loop = Implementation("hand-written")
     with runner(Limits(rounds=3, limit=1e-6), None) as started:
-        assert started.measure(case, Implementation("hand-written"))["reason"] == "stopped after 1e-06 s"
+        ((_, stopped),) = started.measure([Task(Case("mlp", 2), loop)])
+        assert stopped["reason"] == "stopped after 1e-06 s"
     with runner(Limits(rounds=3, limit=LIMIT), None) as started:
-        failed = started.measure(Case("mlp", 2, device="nowhere"), Implementation("hand-written"))
+        ((_, failed),) = started.measure([Task(Case("mlp", 2, device="nowhere"), loop)])
         assert failed["status"] == "failed"
         assert "nowhere" in failed["reason"]
         assert "\n" not in failed["reason"]
@@ -103,6 +106,8 @@ def test_a_slow_implementation_is_stopped_and_a_failing_one_has_a_reason() -> No
         (["--rounds", "0"], "rounds must be a whole number >= 1"),
         (["--repeats", "0"], "repeats must be a whole number >= 1"),
         (["--limit", "nan"], "limit must be > 0"),
+        (["--beside", "0"], "beside must be a whole number >= 1"),
+        (["--beside", "2"], "on a CPU one process is measured at a time"),
         (["--threads", "0"], "threads must be a whole number >= 1"),
         (["--precision", "fp8"], "unknown precision"),
         (["--precision", "tf32"], "tf32 is a precision of GPUs"),
@@ -128,14 +133,92 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
 def test_the_list_is_repeated_and_what_could_not_run_is_not_measured_again() -> None:
     lines: list[str] = []
     implementations = [Implementation("passes"), Implementation("engine", "linear")]
+    found = Measured(Case("mlp", 2), {implementation: [] for implementation in implementations})
     with runner(Limits(rounds=1, repeats=2, limit=LIMIT), None) as started:
-        found, interrupted = measure_all(started, Case("mlp", 2), implementations, lines.append, lambda _: None)
-    assert not interrupted
+        assert not measure_all(started, [found], lines.append)
     names = [line.split(": ")[1] for line in lines]
     assert names == ["memory passes, 1", "normec, linear, 1", "memory passes, 2"]
     refused = found.outcomes[implementations[1]][-1]
     assert refused["status"] == "does not apply"
     assert "linear engine is for" in refused["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="the states of processes are read in /proc")
+def test_while_one_is_timed_the_others_are_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[Any] = []
+    begin, go = measurement._Child.__init__, measurement._Child.go
+    seen: list[int] = []
+
+    def added(child: Any, *arguments: Any) -> None:
+        begin(child, *arguments)
+        children.append(child)
+
+    def alone(child: Any) -> None:
+        others = [other._process.pid for other in children if other is not child]
+        wait_for(lambda: all(state(pid) in {"T", "Z", ""} for pid in others), "the others to stop")
+        assert state(child._process.pid) not in {"T", "Z", ""}
+        seen.append(sum(state(pid) == "T" for pid in others))
+        go(child)
+
+    monkeypatch.setattr(measurement._Child, "__init__", added)
+    monkeypatch.setattr(measurement._Child, "go", alone)
+    tasks = [Task(Case("logistic", 50), Implementation("hand-written"), repeat) for repeat in range(4)]
+    with runner(Limits(rounds=2, seconds=1e6, limit=LIMIT, beside=3), None) as started:
+        found = list(started.measure(tasks))
+    assert sorted(task.repeat for task, _ in found) == [0, 1, 2, 3]
+    assert [(outcome["status"], len(outcome["times"])) for _, outcome in found] == [("measured", 2)] * 4
+    assert len(seen) == 4
+    assert seen[0] == 2  # the third process is started before any can be ready
+    assert not any("start_up" in outcome for _, outcome in found)  # it would be that of several at once
+
+
+def state(pid: int) -> str:
+    """The letter of a process's state; none if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+@pytest.mark.slow
+def test_a_killed_benchmark_goes_on_where_it_was(tmp_path: Path) -> None:
+    some = ("--floors", "eager", "--engines", "linear", "--peers", "none", "--out", str(tmp_path))
+    kept = tmp_path / "measured.jsonl"
+    process = subprocess.Popen(
+        [*COMMAND, *SMALL, *some],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=end_with_us,
+    )
+    try:
+        wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 2, "the first measurement")
+    finally:
+        process.kill()
+        process.wait()
+    before = [json.loads(line) for line in kept.read_text().splitlines()[1:]]
+    with kept.open("a") as file:
+        file.write('{"case": {"workload"')  # cut off
+    done = measure(*SMALL, *some)
+    assert done.returncode == 0, done.stderr
+    names = [Implementation(**line["implementation"]).name for line in before]
+    assert not any(name in done.stderr for name in names)
+    rows = json.loads((tmp_path / "bench.json").read_text())["cases"][0]["rows"]
+    assert [row["name"] for row in rows] == ["floor, eager", "memory passes", "normec, linear", "hand-written loop"]
+    assert {row["status"] for row in rows} == {"measured"}
+    kept_lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert kept_lines[1 : 1 + len(before)] == before
+    assert len(kept_lines) == 5
+    again = measure(*SMALL, *some, "--json")
+    assert json.loads(again.stdout)["cases"][0]["rows"] == rows
+    assert "n = 50" not in again.stderr
+    other = measure(*SMALL, *some, "--rounds", "4")
+    assert other.returncode == 2
+    assert other.stderr == f"error: {kept} has measurements with rounds 3, and this benchmark has 4; " + (
+        "choose another folder\n"
+    )
 
 
 @pytest.mark.slow
@@ -160,8 +243,8 @@ def test_after_sigterm_no_process_and_no_folder_is_left(tmp_path: Path) -> None:
         preexec_fn=end_with_us,
     )
     try:
-        wait_for(lambda: list(scratch.glob("normec-bench-*/answer.json")), "the first answer")
-        request = next(scratch.glob("normec-bench-*/request.json"))
+        wait_for(lambda: list(scratch.glob("normec-bench-*/*/answer.json")), "the first answer")
+        request = next(scratch.glob("normec-bench-*/*/request.json"))
         process.terminate()
         assert process.wait(LIMIT) == 128 + signal.SIGTERM
     finally:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.speed.implementations import Implementation
 from benchmarks.speed.measurement import Limits, Measured
 from benchmarks.speed.picture import draw
-from benchmarks.speed.results import case_summary, scaling, summary
+from benchmarks.speed.results import case_summary, conditions, scaling, summary
 from benchmarks.speed.workloads import Case
 
 
@@ -69,7 +69,8 @@ def test_a_case_without_a_floor_has_no_ratios() -> None:
 
 @pytest.mark.slow
 def test_cost_against_n(tmp_path: Any) -> None:
-    found = summary([measured(1000, 10.0), measured(100)], Limits(), threads=2)
+    some = [measured(1000, 10.0), measured(100)]
+    found = summary(some, Limits(), conditions(some, threads=2))
     series = scaling(found["cases"])
     assert series["floor, best"] == [(100, 4), (1000, 40)]
     assert series["normec, loop"] == [(100, 10), (1000, 100)]

@@ -141,7 +141,25 @@ def _step_by_step(
 
 
 class RecurrentByStep(TorchFunctionMode):
-    """Computes recurrent layers by operations that vmap knows; PyTorch's own need a state for each record."""
+    """Computes the recurrent layers of a model by operations that vmap knows; PyTorch's own need a state per record.
+
+    On a GPU a layer that notices other weights joins them in memory, and weights under vmap have none of their own.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._attributes = [vars(module) for module in model.modules() if isinstance(module, nn.RNNBase)]
+
+    def __enter__(self) -> RecurrentByStep:
+        for attributes in self._attributes:
+            attributes["flatten_parameters"] = lambda: None
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for attributes in self._attributes:
+            attributes.pop("flatten_parameters", None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _FUNCTIONS or len(args) != 9 or isinstance(args[3], Sequence):  # packed sequences
