@@ -111,7 +111,7 @@ def test_the_noise_of_a_record_is_that_of_a_run(
         (["--method", "nromec"], "did you mean 'normec'"),
         (["--method", "gd"], "messages without a bound"),
         (
-            ["--trust", "central", "--method", "normec", *RECORDS, "--batch-rate", "0.1"],
+            ["--trust", "central", "--clients", "2", "--method", "normec", *RECORDS, "--batch-rate", "0.1"],
             "a clean memory remembers records",
         ),
         (["--method", "fed-normec", *RECORDS], "local steps have no rule at record level"),
