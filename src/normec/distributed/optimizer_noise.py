@@ -43,6 +43,7 @@ GAPS = (
     "gradients that the training loop has added up over clients or ranks, or exchanged between clients, before the "
     "optimizer reads them",
     "what the training loop, the model or the loss keeps of one client and uses for another one's gradient",
+    "random numbers that clients draw one after another from a generator of the training loop's own with a known seed",
     "clients that the training loop passes to add_client under another one's number",
     "the model's buffers, which the optimizer does not see, such as the statistics of BatchNorm layers",
     "what a rank prints or saves, and the fact that it fails or ends, which other ranks notice",
