@@ -152,6 +152,7 @@ class ClientOptimizer(Optimizer):
         self._turned_away = False  # whether a call was refused because another one was running
         self._turn = threading.Lock()
         self.round = 0
+        self._steps_made = 0  # also those of rounds that were repeated
         self._drop_gradients()  # those from before may be of all clients
         with torch.no_grad():  # all ranks start from the values of rank 0, as with DDP
             self._flat.set(self._of_rank_0(self._flat.values()))
@@ -349,6 +350,7 @@ class ClientOptimizer(Optimizer):
                 held[name].copy_(value)
         self._move(direction)
         self.round += 1
+        self._steps_made += 1
         return faults
 
     def _move(self, direction: Tensor) -> None:
@@ -524,6 +526,7 @@ class ClientOptimizer(Optimizer):
         privacy = self._noise.state() if self._noise is not None else {}
         own = {**self._facts(), "round": self.round, "privacy": privacy, "states": self._rest()}
         own["optimizer"] = dict(self._optimizer_tables)
+        own["save"] = [self._name, self._steps_made]
         return {**super().state_dict(), "normec": own}
 
     @torch.no_grad()
@@ -540,9 +543,8 @@ class ClientOptimizer(Optimizer):
         for rank, why in enumerate(self.communicator.all_gather(self._unlike(held))):
             if why is not None:
                 raise UsageError(f"rank {rank} cannot continue from this state: {why}")
-        check_agreement(
-            self.communicator, {"round of the state": held["round"]}, "load states that were saved together"
-        )
+        facts = {"round of the state": held["round"], "save of the state": held.get("save")}
+        check_agreement(self.communicator, facts, "load states that were saved together")
         if self._noise is not None:
             self._noise.load(held["privacy"])
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "normec"})
