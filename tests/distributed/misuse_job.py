@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import sys
@@ -69,6 +70,20 @@ def states_of_other_rounds(rank: int, folder: Path) -> str:  # noqa: ARG001
     net(torch.ones(1, 2)).sum().backward()
     optimizer.step()
     states.append(optimizer.state_dict())
+    return said(lambda: optimizer.load_state_dict(states[rank]))
+
+
+def states_of_other_attempts(rank: int, folder: Path) -> str:  # noqa: ARG001
+    """Both are of round 1, which was made twice: the server's estimates on the ranks would differ for good."""
+    net = nn.Linear(2, 2)
+    optimizer = cluster.NormEC(net.parameters(), lr=0.1, alpha=0.1, beta=0.1)
+    start, states = copy.deepcopy(optimizer.state_dict()), []
+    for slope in (1.0, -1.0):
+        optimizer.load_state_dict(start)
+        optimizer.zero_grad()
+        (slope * net(torch.ones(1, 2)).sum()).backward()
+        optimizer.step()
+        states.append(copy.deepcopy(optimizer.state_dict()))
     return said(lambda: optimizer.load_state_dict(states[rank]))
 
 
@@ -161,6 +176,7 @@ CASES = (
     seed_of_one_rank_alone,
     steps_in_another_order,
     states_of_other_rounds,
+    states_of_other_attempts,
     averaged_by_ddp,
     averaged_by_fsdp,
     averaged_by_ddp_from_the_second_step_on,

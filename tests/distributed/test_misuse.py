@@ -33,6 +33,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         ("seed_of_one_rank_alone", "the ranks do not agree: seed is None on rank 0 and 0 on rank 1"),
         ("steps_in_another_order", "that of several optimizers in the same order"),
         ("states_of_other_rounds", "round of the state is 0 on rank 0 and 1 on rank 1; load states that were saved"),
+        ("states_of_other_attempts", "the ranks do not agree: save of the state is"),
         ("averaged_by_ddp", "the model is wrapped in DistributedDataParallel"),
         ("averaged_by_fsdp", "the model is wrapped in FullyShardedDataParallel"),
     ],

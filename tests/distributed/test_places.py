@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -224,3 +226,25 @@ def test_a_hook_during_backward_takes_no_part_of_a_clients_gradients(caught: boo
         training.optimizer.step()
     assert not training.sums
     training.round()
+
+
+@pytest.mark.parametrize("draw", [torch.rand, np.random.random, random.random], ids=["torch", "NumPy", "Python"])
+def test_random_numbers_that_a_client_draws_do_not_change_those_of_others(draw: Callable[..., Any]) -> None:
+    """Everybody knows the seed of the script, and so the masks and batches of all other clients."""
+
+    def masked(training: Training) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        training.new_optimizer()
+        for order in ((0, 1), (1, 0), (0, 1)):
+            for client in order:
+                slope = training.slopes[client]
+                if slope is not None:
+                    scale = float(draw(1) if draw is torch.rand else draw())
+                    (scale * slope * torch.cat(training.x).sum()).backward()
+                training.optimizer.add_client(client)
+            training.optimizer.step()
+
+    with torch.random.fork_rng():
+        assert moved(masked) == pytest.approx([1.0] * 3)

@@ -16,6 +16,7 @@ warns about it.
 from __future__ import annotations
 
 import json
+import random
 import secrets
 import threading
 import warnings
@@ -25,6 +26,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -37,7 +39,7 @@ from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, ser
 from ..errors import Diverged, UsageError, at_least, non_negative
 from ..privacy.mechanism import Spent
 from ..privacy.statement import Privacy
-from ..sampling.random_streams import Key, Stream
+from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
 from ..training.client_weights import checked_weights
 from ..training.communicator import Communicator, SingleProcess, check_agreement
 from ..training.independence import active_mode
@@ -150,6 +152,7 @@ class ClientOptimizer(Optimizer):
         self._turned_away = False  # whether a call was refused because another one was running
         self._turn = threading.Lock()
         self.round = 0
+        self._steps_made = 0  # also those of rounds that were repeated
         self._drop_gradients()  # those from before may be of all clients
         with torch.no_grad():  # all ranks start from the values of rank 0, as with DDP
             self._flat.set(self._of_rank_0(self._flat.values()))
@@ -168,6 +171,8 @@ class ClientOptimizer(Optimizer):
             raise
         self._optimizer_tables = self._optimizer.initial_tables() if self._optimizer is not None else {}
         self._show_state()
+        self._draws = torch.initial_seed()  # which does not tell how many numbers were drawn
+        self._seed_generators("start")
         self._ready = True
 
     @property
@@ -221,7 +226,10 @@ class ClientOptimizer(Optimizer):
     def add_client(self, number: int) -> None:
         """Take the current gradients as those of one of this rank's clients, and clear them; for several per rank.
 
-        The next client begins without gradients, so that a client's data enter one message only. A client that comes
+        The next client begins without gradients, so that a client's data enter one message only. In a private run of
+        several clients per rank it also begins with newly seeded global generators of torch, NumPy and Python, because
+        the last client's data decide how many numbers it has drawn. The seeds follow from torch's, as it was when the
+        optimizer was made, and from the round and the last client. A client that comes
         again before the step replaces its own gradients, so that a loop may begin a round again after an error; it
         calls `zero_grad` first, as `backward` may have failed halfway. A client that has nothing to send needs the call
         as well: gradients that it has computed would otherwise be added to another one's, and enter its memory.
@@ -243,7 +251,20 @@ class ClientOptimizer(Optimizer):
                 self._taken.discard(number)
                 self._take_gradient(number)
                 self._flat.clear_gradients()
+                self._seed_generators(self.round, int(self._clients[number]))
                 self._taken.add(number)
+
+    def _seed_generators(self, *path: object) -> None:
+        """Seed the global generators for the next client in a private run, however many numbers were drawn before.
+
+        Leaving a client out would otherwise change the batches and the masks of dropout of all clients after it.
+        """
+        if self._noise is None or len(self._clients) == 1:
+            return
+        seed = derive_seed(self._draws, "loop", *path)
+        seed_generators(seed, self._flat.like.device)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
 
     def _take_gradient(self, number: int) -> None:
         gradient = self._flat.gradient()
@@ -329,6 +350,7 @@ class ClientOptimizer(Optimizer):
                 held[name].copy_(value)
         self._move(direction)
         self.round += 1
+        self._steps_made += 1
         return faults
 
     def _move(self, direction: Tensor) -> None:
@@ -504,6 +526,7 @@ class ClientOptimizer(Optimizer):
         privacy = self._noise.state() if self._noise is not None else {}
         own = {**self._facts(), "round": self.round, "privacy": privacy, "states": self._rest()}
         own["optimizer"] = dict(self._optimizer_tables)
+        own["save"] = [self._name, self._steps_made]
         return {**super().state_dict(), "normec": own}
 
     @torch.no_grad()
@@ -520,9 +543,8 @@ class ClientOptimizer(Optimizer):
         for rank, why in enumerate(self.communicator.all_gather(self._unlike(held))):
             if why is not None:
                 raise UsageError(f"rank {rank} cannot continue from this state: {why}")
-        check_agreement(
-            self.communicator, {"round of the state": held["round"]}, "load states that were saved together"
-        )
+        facts = {"round of the state": held["round"], "save of the state": held.get("save")}
+        check_agreement(self.communicator, facts, "load states that were saved together")
         if self._noise is not None:
             self._noise.load(held["privacy"])
         super().load_state_dict({key: value for key, value in state_dict.items() if key != "normec"})

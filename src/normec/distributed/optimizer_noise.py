@@ -41,8 +41,10 @@ from ..training.independence import refuse_mixing_methods
 NOTES = ("the guarantee protects whole clients, whatever their losses and batches are",)
 GAPS = (
     "gradients that the training loop has added up over clients or ranks, or exchanged between clients, before the "
-    "optimizer reads them",
+    "optimizer reads them, or of parameters that the optimizer does not have",
     "what the training loop, the model or the loss keeps of one client and uses for another one's gradient",
+    "random numbers of a known seed, if a generator of the training loop's own serves several clients, or if numbers "
+    "are drawn for single clients between rounds",
     "clients that the training loop passes to add_client under another one's number",
     "the model's buffers, which the optimizer does not see, such as the statistics of BatchNorm layers",
     "what a rank prints or saves, and the fact that it fails or ends, which other ranks notice",
