@@ -46,6 +46,7 @@ _BLOCK_VALUES = {"cpu": 2**22, "cuda": 2**24}  # numbers in a block of inputs; a
 _TABLE_FLOATS = {"cpu": 2**26, "cuda": 2**30}  # numbers in the gradients of single records, by rules for operations
 _FEWEST = 32  # records in a block at which a pass is efficient
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_Padded = tuple[Tensor, Tensor | None, Tensor, Tensor]  # numbers, uniforms, which are present, weights
 _SMALL_GPU = 2**34  # bytes of GPU memory that these block sizes suit; GPUs of twice the size and more get larger blocks
 
 
@@ -109,7 +110,7 @@ class SharedEngine(BlockEngine):
                 self._model.loss_alone = forgetful_part(problem.loss)
         self._everyone: tuple[Tensor, ...] | None = None
         # Of the blocks of all clients, by their first client: which records fill up a batch, and the weights of all.
-        self._weights: dict[int, tuple[Tensor, Tensor]] = {}
+        self._constant: dict[int, _Padded] = {}  # of blocks of all clients, by their first one
         self._kept = InputCache(problem, records, whole=batches is None)
         self._seen = False  # whether the model has run without reading values
         self._grads = GradientTable()
@@ -131,7 +132,7 @@ class SharedEngine(BlockEngine):
         self._sink.clear()
         self._kept.forget()
         self._everyone = None
-        self._weights.clear()
+        self._constant.clear()
         smaller = super().shrink()
         if self._compiled is not None and self._compilation is not None:
             self._compiled.use(self._usual_shapes(self._compilation.drawn) if smaller else ())
@@ -192,25 +193,7 @@ class SharedEngine(BlockEngine):
 
         The records of a client that are too many for one pass are added up in several.
         """
-        divisors = self._divisors[block.clients] if not full else self._records.sizes[block.clients].double()
-        if full or self._batches is None or isinstance(self._batches, Batches):
-            numbers, uniforms = self._feed.tables(block.clients, round, everyone=everyone, full=full)
-            lengths = torch.full((len(block.clients),), numbers.shape[1])
-        else:
-            numbers, lengths, uniforms = self._feed.padded(block.clients, self._batches, round)
-        # Padded like this, one record more or less rarely changes the shape, and with it how sums are rounded; and
-        # few graphs suffice.
-        short = -numbers.shape[1] % RECORD_BLOCKS[-1]
-        numbers = F.pad(numbers, (0, short))
-        uniforms = None if uniforms is None else F.pad(uniforms, (0, 0, 0, short))
-        constant = everyone and not full and (self._batches is None or isinstance(self._batches, Batches))
-        known = self._weights.get(int(block.clients[0])) if constant else None
-        if known is None:
-            present = torch.arange(numbers.shape[1]) < lengths[:, None]
-            known = present, upload((present / divisors[:, None]).to(x.dtype), x.device)
-            if constant:
-                self._weights[int(block.clients[0])] = known
-        present, weights = known
+        numbers, uniforms, present, weights = self._padded(block, round, full, everyone, x.dtype)
         base, slope = self._problem.penalised(x)
         losses = base.expand(len(block.clients)).clone()
         if not numbers.shape[1]:  # no client has drawn a record
@@ -229,6 +212,33 @@ class SharedEngine(BlockEngine):
         if slope is not None:
             block.grads.add_(slope)
         return losses
+
+    def _padded(self, block: Block, round: int, full: bool, everyone: bool, dtype: torch.dtype) -> _Padded:
+        """Return what the clients of a block compute on, in a length that fits; the same tensors if nothing is drawn.
+
+        One record more or less rarely changes that length, and with it how sums are rounded; and few graphs suffice.
+        """
+        fixed = self._batches is None or isinstance(self._batches, Batches)
+        key = int(block.clients[0]) if everyone and fixed and not full else None
+        known = self._constant.get(key) if key is not None else None
+        if known is not None and self._batches is None and known[1] is None:
+            return known
+        if full or self._batches is None or isinstance(self._batches, Batches):
+            numbers, uniforms = self._feed.tables(block.clients, round, everyone=everyone, full=full)
+            lengths = torch.full((len(block.clients),), numbers.shape[1])
+        else:
+            numbers, lengths, uniforms = self._feed.padded(block.clients, self._batches, round)
+        short = -numbers.shape[1] % RECORD_BLOCKS[-1]
+        numbers = F.pad(numbers, (0, short))
+        uniforms = None if uniforms is None else F.pad(uniforms, (0, 0, 0, short))
+        if known is not None:
+            return numbers, uniforms, *known[2:]
+        divisors = self._divisors[block.clients] if not full else self._records.sizes[block.clients].double()
+        present = torch.arange(numbers.shape[1]) < lengths[:, None]
+        found = numbers, uniforms, present, upload((present / divisors[:, None]).to(dtype), numbers.device)
+        if key is not None:
+            self._constant[key] = found
+        return found
 
     def _run(
         self,
