@@ -41,6 +41,17 @@ def test_a_pass_takes_each_record_once_and_leaves_less_than_a_batch(
             assert 0 <= min(flat) <= max(flat) < size
 
 
+@settings(max_examples=30, deadline=None)
+@given(sizes=SIZES, batch_size=st.integers(1, 12), seed=st.integers(0, 2**32), first=st.integers(0, 2**40))
+def test_a_gpu_draws_the_same_orders_in_tensors(sizes: list[int], batch_size: int, seed: int, first: int) -> None:
+    source = batches(sizes, batch_size, seed)
+    clients = torch.arange(len(sizes)).repeat(3)
+    passes = first + torch.arange(3).repeat_interleave(len(sizes))
+    on_host, in_tensors = source._orders(clients, passes), source.orders_in_tensors(clients, passes)
+    for client, one_way, other in zip(clients.tolist(), on_host, in_tensors, strict=True):
+        assert one_way[: sizes[client]].tolist() == other[: sizes[client]].tolist()
+
+
 def test_each_pass_has_an_order_of_its_own_and_leftovers_change() -> None:
     source = batches([23], 5)
     passes = [[one(source, 0, 4 * number + step) for step in range(4)] for number in range(30)]

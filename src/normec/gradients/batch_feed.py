@@ -1,4 +1,7 @@
-"""The record numbers of a round, on the device; the host draws them for many rounds ahead, so that no round waits."""
+"""The record numbers of a round, on the device, drawn for many rounds ahead, so that no round waits.
+
+A GPU draws them itself: for a thousand clients the host would take longer than the GPU does for the rest of the round.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from ..problems.client_data import ResidentRecords
 from ..problems.problem import Problem
 from ..sampling.batches import Batches, BatchSource
 from ..sampling.random_streams import Stream
-from .engine import upload
+from ..system.devices import upload
 
-_AHEAD = 2**18  # the most record numbers that are drawn at once if all clients take part
+_AHEAD = {"cpu": 2**18, "cuda": 2**19}  # the most record numbers that are drawn at once if all clients take part
+_OWNED = 2**24  # the most record numbers, with what pads them, that a GPU keeps to look them up
 
 
 class BatchFeed:
@@ -25,6 +29,10 @@ class BatchFeed:
         self._device = records.inputs.device
         self._sizes = records.sizes
         self._owned = torch.nn.utils.rnn.pad_sequence([rows.cpu() for rows in records.rows], batch_first=True)
+        on_gpu = self._device.type == "cuda" and batches is not None and self._owned.numel() <= _OWNED
+        self._drawn_at = self._device if on_gpu else torch.device("cpu")
+        self._owned_there = self._owned.to(self._drawn_at)
+        self._most_ahead = _AHEAD[self._drawn_at.type]
         self._stream = Stream(seed, "augment")
         # (first client, how many) → (first round, tables)
         self._ahead: dict[tuple[int, int], tuple[int, Tensor, Tensor | None]] = {}
@@ -75,9 +83,9 @@ class BatchFeed:
     def _most(self, clients: Tensor) -> int:
         """Return how many rounds to draw ahead; record numbers and the orders of their passes limit it."""
         length = int(self.lengths(clients[:1], full=False)[0])
-        most = min(256, _AHEAD // (length * self._problem.clients))
+        most = min(256, self._most_ahead // (length * self._problem.clients))
         if self._batches is not None:  # a pass draws a number for each record of the largest client
-            orders = 4 * _AHEAD // (len(clients) * self._owned.shape[1])
+            orders = 4 * self._most_ahead // (len(clients) * self._owned.shape[1])
             most = min(most, int(self._batches.steps[clients].min()) * orders)
         return max(1, most)
 
@@ -85,14 +93,14 @@ class BatchFeed:
         length = int(self.lengths(clients[:1], full=full)[0])
         if self._batches is None or full:
             numbers = self._owned[clients, :length].expand(len(rounds), -1, -1)
+        elif len(rounds) == 1:  # `table` keeps the order of the pass for the next round
+            numbers = self._owned[clients[:, None], self._batches.table(clients, rounds[0])[None, :, :length]]
         else:
-            one = len(rounds) == 1  # `table` keeps the order of the pass for the next round
-            tables = (
-                self._batches.table(clients, rounds[0])[None]
-                if one
-                else self._batches.tables(clients, torch.tensor(rounds))
-            )
-            numbers = self._owned[clients[:, None], tables[..., :length]]
+            tables = self._batches.tables(clients, torch.tensor(rounds), self._drawn_at)
+            whose = upload(clients, self._drawn_at)
+            numbers = self._owned_there[whose[:, None], tables[..., :length]]
+            if self._drawn_at == self._device:
+                return numbers, self._uniforms(clients, rounds, length)
         return upload(numbers, self._device), self._uniforms(clients, rounds, length)
 
     def _uniforms(self, clients: Tensor, rounds: Sequence[int | Tensor], length: int) -> Tensor | None:

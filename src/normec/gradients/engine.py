@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..problems.objective import Buffers
+from ..system.devices import upload
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,6 @@ class GradientTable:
         if len(self._rows) < count or self._rows.dtype != x.dtype:
             self._rows = x.new_empty(count, len(x))
         return self._rows[:count]
-
-
-def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor from the host to the device without waiting for the device."""
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.contiguous().pin_memory().to(device, non_blocking=True)
 
 
 class Engine(Protocol):

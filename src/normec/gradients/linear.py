@@ -24,7 +24,8 @@ from ..problems.client_data import ResidentRecords
 from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from ..sampling.batches import Batches, BatchSource
-from .engine import Block, BlockEngine, upload
+from ..system.devices import upload
+from .engine import Block, BlockEngine
 from .loop import RECORD_BLOCKS
 from .own_vmap_rules import RefuseOwnVmapRules
 from .record_clip import RecordClip
@@ -171,6 +172,8 @@ class LinearEngine(BlockEngine):
 
     def _numbers(self, clients: Tensor, tables: Tensor) -> Tensor:
         """Return the numbers of the clients' records that ``[…, c, B]`` tables of their own numbers name."""
+        if tables.is_cuda:
+            return self._owned[upload(clients, tables.device)[:, None], tables]
         width = self._owned_on_host.shape[1]
         found = self._owned_on_host.reshape(-1).take(clients.numpy()[:, None] * width + tables.numpy())
         return upload(torch.from_numpy(found), self._owned.device)
@@ -181,8 +184,15 @@ class LinearEngine(BlockEngine):
         begun, numbers = self._ahead.get(first, (0, torch.empty(0)))
         if not begun <= round < begun + len(numbers):
             most = max(1, _AHEAD // (len(clients) * int(self._sizes.max())))
-            tables = batches.tables(clients, torch.arange(round, round + min(most, 2 * len(numbers) or 8)))
-            begun, numbers = round, self._numbers(clients, tables)
+            rounds = torch.arange(round, round + min(most, 2 * len(numbers) or 8))
+            tables = batches.tables(clients, rounds, self._owned.device)
+            on_gpu = tables.is_cuda
+            numbers = (
+                self._owned[upload(clients, tables.device)[:, None], tables]
+                if on_gpu
+                else self._numbers(clients, tables)
+            )
+            begun = round
             self._ahead[first] = (begun, numbers)
         return numbers[round - begun]
 

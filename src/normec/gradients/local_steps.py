@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from ..algorithms.local_steps import LocalSteps
 from ..problems.objective import Buffers, Objective
 from ..sampling.batches import Batches, BatchSource
+from ..system.devices import upload
 from .cuda_graphs import CudaGraphs
-from .engine import Block, Engine, copies_of, upload
+from .engine import Block, Engine, copies_of
 from .loop import LoopEngine
 from .precision import Precision
 

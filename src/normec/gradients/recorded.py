@@ -35,9 +35,10 @@ from ..problems.objective import Buffers
 from ..problems.problem import Problem
 from ..sampling.batches import Batches
 from ..sampling.random_streams import derive_seed, seed_generators
+from ..system.devices import upload
 from .batch_feed import BatchFeed
 from .cuda_graphs import CudaGraphs
-from .engine import Block, BlockEngine, GradientTable, upload
+from .engine import Block, BlockEngine, GradientTable
 from .model_copy import ModelCopy
 from .own_code import has_own_code
 from .precision import Precision

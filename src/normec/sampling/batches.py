@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import at_least, fraction
+from ..system.devices import upload
 from .random_streams import Stream, coins_below
 
 
@@ -108,16 +109,24 @@ class Batches:
     def of(self, sizes: Tensor) -> Batches:
         return Batches(sizes, self.batch_size, self._seed)
 
-    def tables(self, clients: Tensor, rounds: Tensor) -> Tensor:
-        """Return `table` for several consecutive rounds, ``[rounds, c, B]``; all orders are drawn at once."""
+    def tables(self, clients: Tensor, rounds: Tensor, device: torch.device | None = None) -> Tensor:
+        """Return `table` for several consecutive rounds, ``[rounds, c, B]``; all orders are drawn at once.
+
+        With a `device` other than the host they are drawn there, and nothing waits for it.
+        """
         steps = self.steps[clients]
         passes = rounds[:, None] // steps
         first, count = passes[0], int((passes[-1] - passes[0]).max()) + 1
         whose = clients.repeat(count)
         when = (first + torch.arange(count)[:, None]).flatten()
-        orders = torch.from_numpy(self._orders(whose, when)).view(count, len(clients), -1)
-        columns = (rounds[:, None] % steps * self.batch_size)[..., None] + torch.arange(self._width)
-        return orders[(passes - first)[..., None], torch.arange(len(clients))[:, None], columns]
+        which, begin, rows = passes - first, rounds[:, None] % steps * self.batch_size, torch.arange(len(clients))
+        if device is None or device.type == "cpu":
+            orders = torch.from_numpy(self._orders(whose, when))
+        else:
+            which, begin, rows, whose, when = (upload(part, device) for part in (which, begin, rows, whose, when))
+            orders = self.orders_in_tensors(whose, when)
+        columns = begin[..., None] + torch.arange(self._width, device=orders.device)
+        return orders.view(count, len(clients), -1)[which[..., None], rows[:, None], columns]
 
     @property
     def _width(self) -> int:
@@ -143,6 +152,16 @@ class Batches:
         keys.sort(axis=1)
         keys &= last
         return keys
+
+    def orders_in_tensors(self, clients: Tensor, passes: Tensor) -> Tensor:
+        """Return the same orders as `_orders`, on any device."""
+        keys = self._stream.bits_in_tensors(clients, passes, self._longest)
+        positions = torch.arange(self._longest, device=clients.device)
+        if not self._alike:
+            sizes = upload(self.sizes, clients.device)
+            keys = keys.masked_fill(positions >= sizes[clients, None], torch.iinfo(torch.int64).max)
+        last = (1 << (self._longest - 1).bit_length()) - 1
+        return (keys & ~last | positions).sort(dim=1).values & last
 
 
 def rounds_of(epochs: int, sizes: Tensor, batch_size: int | None) -> int:

@@ -160,9 +160,12 @@ class Stream:
 
     def bits(self, clients: Tensor, step: int | Tensor, count: int) -> Tensor:
         """Return int64 in [0, 2^63); row i is for client ``clients[i]`` at its `step` (one step, or one per client)."""
+        on_host = clients.device.type == "cpu"
+        return self._bits_on_host(clients, step, count) if on_host else self.bits_in_tensors(clients, step, count)
+
+    def bits_in_tensors(self, clients: Tensor, step: int | Tensor, count: int) -> Tensor:
+        """Return `bits`, on any device."""
         device = clients.device
-        if device.type == "cpu":
-            return self._bits_on_host(clients, step, count)
         position = torch.arange((count + 1) // 2, device=device)
         steps = torch.as_tensor(step, device=device).expand(clients.shape)
         shape = (len(clients), len(position))

@@ -19,7 +19,8 @@ from torch import Tensor
 from .. import kernels
 from ..algorithms.method import ScaledDifference
 from ..algorithms.operators import norms
-from ..gradients.engine import Block, upload
+from ..gradients.engine import Block
+from ..system.devices import upload
 from .memory_table import rounded
 
 _TILE = 2**22  # numbers per tile of rows, so that gradients and memory of a tile stay in the cache between the passes

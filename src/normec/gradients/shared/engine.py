@@ -27,9 +27,10 @@ from ...problems.client_data import ResidentRecords
 from ...problems.objective import Buffers
 from ...problems.problem import Problem
 from ...sampling.batches import Batches, BatchSource
+from ...system.devices import upload
 from ..batch_feed import BatchFeed
 from ..cuda_graphs import MOST, CudaGraphs
-from ..engine import Block, BlockEngine, GradientTable, upload
+from ..engine import Block, BlockEngine, GradientTable
 from ..loop import RECORD_BLOCKS
 from ..precision import Precision, autocast
 from ..record_clip import RecordClip
