@@ -36,6 +36,7 @@ from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.slots import NoRule
 from normec.problems.client_data import ResidentRecords
 from normec.sampling.batches import Batches, BatchSource
+from normec.theory.problem_constants import constants_of
 
 LATE = 5  # calls after which a part uses what it kept
 CLIP, CLIENTS, RECORDS, BATCH, ROUNDS = RecordClip(1.0), 3, 8, 4, 7
@@ -850,3 +851,57 @@ def test_what_is_tried_before_a_run_leaves_nothing_behind() -> None:
         found.append(all_rows(engine_of("loop", of), of, 0))
     assert torch.equal(found[0][1:], found[1][1:])
     assert not torch.equal(found[0][0], found[1][0])
+
+
+class FirstBatch(nn.Linear):
+    """Standardises by the first batch that it sees."""
+
+    scale: Tensor | None = None
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.scale = input.detach().std(0) if self.scale is None else self.scale
+        return super().forward(input / self.scale)
+
+
+def without_privacy(of: Problem) -> None:
+    train(of, "normec", rounds=2, lr=0.1, seed=0)
+
+
+@pytest.mark.parametrize("part", [{"model": FirstBatch}, {"loss": first_seen}])
+@pytest.mark.parametrize("before", [without_privacy, partial(constants_of, lower=0.0, iterations=2)])
+def test_a_private_run_finds_nothing_that_was_seen_without_noise(
+    before: Callable[[Problem], object], part: dict[str, Any]
+) -> None:
+    """What was kept of the first batch would stay the same, so no comparison before the private run would notice it."""
+    found = []
+    for change in (False, True):
+        of = shared_by_clients(change, **part)
+        before(of)
+        found.append(all_rows(engine_of("loop", of), of, 0))
+    assert torch.equal(found[0][1:], found[1][1:])
+    assert not torch.equal(found[0][0], found[1][0])
+
+
+class RunningMean:
+    """Divides by a running mean of what it saw."""
+
+    def __init__(self) -> None:
+        self.mean = torch.ones(())
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        found = F.cross_entropy(outputs, targets)
+        self.mean = 0.9 * self.mean + 0.1 * found.detach()
+        return found / self.mean
+
+
+def test_without_privacy_a_running_mean_trains_as_in_the_loop() -> None:
+    """The comparison of engines by vmap would leave a tensor in the loss that nothing else can use."""
+    ends: list[Tensor] = []
+    of = shared_by_clients(False, loss=RunningMean)
+    for engine in ("auto", "auto", "loop"):
+        ends.append(train(of, "normec", rounds=3, lr=0.1, seed=0, compute=Compute(engine=engine)).x)
+    assert torch.equal(ends[0], ends[1])  # a run finds nothing of the one before
+    assert torch.equal(ends[0], ends[2])

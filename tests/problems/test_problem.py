@@ -198,6 +198,8 @@ def test_what_is_no_problem_is_refused() -> None:
     still = nn.Linear(4, 3).double().requires_grad_(False)
     with pytest.raises(UsageError, match="no trainable parameters"):
         Problem(still, F.cross_entropy, [data])
+    with pytest.raises(UsageError, match="complex parameters"):
+        Problem(nn.Linear(4, 3, dtype=torch.complex64), F.cross_entropy, [data])
     with pytest.raises(UsageError, match=r"must return a scalar, got shape \(4,\)"):
         train(Problem(network(), lambda o, t: F.cross_entropy(o, t, reduction="none"), [data]), GD(), lr=0.1, rounds=1)
     with pytest.raises(UsageError, match="the loss must return a tensor, through which gradients flow, got float"):

@@ -133,6 +133,11 @@ class Problem:
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         if not trainable:
             raise UsageError("the model has no trainable parameters")
+        if any(p.is_complex() for p in trainable.values()):
+            raise UsageError(
+                "the model has complex parameters, and messages and their noise are real numbers; make them of real "
+                "parameters by torch.view_as_complex"
+            )
         self._shapes = {name: p.shape for name, p in trainable.items()}
         self.x0 = torch.cat([p.detach().flatten() for p in trainable.values()])
         if not isinstance(clients, Iterable):

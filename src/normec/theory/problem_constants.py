@@ -14,6 +14,7 @@ one point, approached from below, and not a bound; `estimated` says so, and a bo
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from torch.nn import functional as F
 from ..errors import UsageError
 from ..gradients.choice import choose_engine
 from ..gradients.linear import fits
+from ..gradients.restored import state_of
 from ..models import Logistic, NonconvexPenalty, binary_loss
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Objective
@@ -58,6 +60,12 @@ def constants_of(problem: Objective, *, lower: float | None = None, iterations: 
         (2.0, 3.0, True)
     """
     problem = problem.to(problem.x0.device, torch.float64)
+    # A later private run must find nothing that was seen here.
+    with state_of(problem).restored() if isinstance(problem, Problem) else nullcontext():
+        return _constants(problem, lower, iterations)
+
+
+def _constants(problem: Objective, lower: float | None, iterations: int) -> Constants:
     loss0, grad0, grad_max = _start(problem)
     if lower is None:
         if not isinstance(problem, Problem) or problem.loss not in (F.cross_entropy, binary_loss, F.mse_loss):

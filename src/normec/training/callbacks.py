@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from .run import Run, State
 
 
-def undone_after(problem: Objective, private: bool) -> AbstractContextManager[None]:
-    """Return a context that undoes in a private run what the code of a problem keeps where copies of it share it."""
-    return state_of(problem).restored() if private and isinstance(problem, Problem) else nullcontext()
+def undone_after(problem: Objective, needed: bool) -> AbstractContextManager[None]:
+    """Return a context that undoes at its end, if that is needed, what the code of a problem has kept in it."""
+    return state_of(problem).restored() if needed and isinstance(problem, Problem) else nullcontext()
 
 
 class RunInProgress:

@@ -31,7 +31,7 @@ from ..sampling.participation import Everyone, Participation, Poisson, Rotation
 from ..storage.checkpoint import SECRET, read_facts
 from ..storage.history import COLUMNS
 from ..storage.run_folder import RunStorage, stored_secret
-from .callbacks import Callback
+from .callbacks import Callback, undone_after
 from .client_weights import Weights, relative_weights
 from .communicator import Communicator, SingleProcess, check_agreement
 from .extension import extension_of, logging_of, refuse_hidden_growth, with_noise_before
@@ -187,14 +187,15 @@ def train(
         storage=storage,
     )
     try:
-        loop = prepare(problem, method, options)
-        with ready(compute.precision):
-            try:
-                return loop.run(partial(_keep, loop.communicator))
-            except Diverged as error:
-                if loop.storage.out is not None:
-                    record_divergence(loop.storage.settings, loop.storage.out, error)
-                raise
+        with undone_after(problem, options.privacy is None):  # a later private run must find nothing that this one saw
+            loop = prepare(problem, method, options)
+            with ready(compute.precision):
+                try:
+                    return loop.run(partial(_keep, loop.communicator))
+                except Diverged as error:
+                    if loop.storage.out is not None:
+                        record_divergence(loop.storage.settings, loop.storage.out, error)
+                    raise
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         # PyTorch raises these where a model, a loss and records do not fit together; ours have said what is wrong.
         if isinstance(problem, Problem) and not type(error).__module__.startswith("normec."):
