@@ -158,9 +158,8 @@ def test_the_documentation_names_every_package() -> None:
 
 def test_packages_import_only_from_the_levels_below_them_in_the_documentation(package: Graph) -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    level = {
-        name: int(number) for number, names in re.findall(r"(?m)^ {4,5}(\d+)  (.+)$", text) for name in names.split(", ")
-    }
+    lines = re.findall(r"(?m)^ {4,5}(\d+)  (.+)$", text)
+    level = {name: int(number) for number, names in lines for name in names.split(", ")}
 
     def unit(module: str) -> str | None:
         """The documented package that a module belongs to; the package itself and `__main__` belong to none."""
