@@ -1,4 +1,7 @@
-"""Settings of all tests: Hypothesis without time limits, folders in memory, garbage collection, order of the files."""
+"""Settings of all tests.
+
+Hypothesis without time limits, folders in memory, garbage collection, the order of the files, and keys of secure noise.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from .support.known_keys import KnownKeys
 
 # An example may take as long as it needs, and Hypothesis keeps no examples on the disk.
 settings.register_profile(
@@ -26,6 +31,7 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
 
 
 SECONDS = Path(__file__).with_name("seconds.json")  # how long each file takes that takes five or more
+KEYS = KnownKeys()
 _cases: dict[str, int] = {}  # the number of the last case that was collected, for tests marked `quick_cases`
 
 
@@ -41,6 +47,12 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Before any fixture, so that those that several tests share have known keys too."""
+    KEYS.begin(item.nodeid)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
