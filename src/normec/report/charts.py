@@ -61,7 +61,7 @@ HEALTH = (
         {"message_norm": "mean", "message_norm_max": "largest"},
         "norm of a message",
         "linear",
-        explained="Measured before the noise; privacy rests on no message passing the bound.",
+        explained="Measured before any noise; a private run rests on no message passing the bound.",
     ),
     Chart(
         "disagreement",

@@ -173,11 +173,7 @@ def card_facts(view: RunView) -> list[tuple[str, str, str]]:
         *((chart.title, _own_value(final, chart), "") for chart in charts.own_metrics([view.history])),
         ("Training loss", formatting.number(final.get("loss")), NOT_COVERED if view.private else ""),
         ("Gradient norm", formatting.number(final.get("grad_norm"), 3), NOT_COVERED if view.private else ""),
-        (
-            "ε spent",
-            shown_epsilon(view.epsilon) if view.private else "∞",
-            budget if view.private else "no privacy",
-        ),
+        ("ε spent", shown_epsilon(view.epsilon), budget) if view.private else ("Privacy", "none", "no noise"),
         ("Rounds", formatting.number(view.round), of),
         ("Sent by a client", formatting.size(final.get("bytes")), ""),
         ("Time", formatting.seconds(total), str(summary.get("device", ""))),

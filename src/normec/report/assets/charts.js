@@ -133,10 +133,14 @@ const Charts = (() => {
     const log = drawn.yaxis.type === "log";
     drawn.shapes = chart.references.filter((one) => !log || one.value > 0).map((one) => ({
       ...width, y0: one.value, y1: one.value, line: { color: variable("--quiet"), width: 1.2, dash: "dot" },
-      label: { text: `${one.name} ${short(one.value)}`, textposition: "end", yanchor: "bottom", font: { size: 11 } },
+      // The ε of a run ends at its budget, so the label stands where the curve begins.
+      label: {
+        text: `${one.name} ${short(one.value)}`, textposition: chart.key === "epsilon" ? "start" : "end", yanchor: "bottom",
+        font: { size: 11 },
+      },
     }));
     if (drawn.shapes.length) {
-      const top = Math.max(...chart.references.map((one) => one.value)) * (log ? 1.6 : 1.08);
+      const top = Math.max(...chart.references.map((one) => one.value)) * (log ? 1.8 : 1.15);
       drawn.yaxis.autorangeoptions = { include: log ? top : [0, top] };
     }
     if (axis === "round") {
