@@ -143,7 +143,9 @@ def test_a_profiled_run_names_its_trace_and_a_finished_one_says_that_nothing_was
     assert str(Path("a/trace.json.gz")) in first.stdout
     assert (tmp_path / "a/profile.json").exists()
     normec("train", "--rounds", "4", "--out", "b", cwd=tmp_path)
-    assert "Nothing was profiled" in normec("train", "--rounds", "4", "--profile", "--out", "b", cwd=tmp_path).stderr
+    said = normec("train", "--rounds", "4", "--profile", "--out", "b", cwd=tmp_path).stderr
+    assert "finished already, and nothing was trained or profiled" in said
+    assert "nothing was trained;" in normec("train", "--rounds", "4", "--profile", "--out", "a", cwd=tmp_path).stderr
 
 
 @pytest.mark.slow

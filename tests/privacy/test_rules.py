@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from normec.privacy import (
     paper_sigma,
     release,
 )
-from normec.privacy.accounting import Event, epsilon_of
+from normec.privacy.accounting import Event, epsilon_of, mu_for
 from normec.privacy.record_sensitivity import Sensitivity
 
 NORMEC = Facts("NormEC", bound=1.0, feedback=True, lipschitz=100.0, beta=0.01)
@@ -338,6 +339,15 @@ def test_a_large_delta_is_noted(unit: str, all_records: float | None, delta: flo
     notes = [note for note in release(NORMEC, privacy, but(TEN, all_records=all_records)).notes if "not below" in note]
     assert len(notes) == (said is not None)
     assert said is None or said in notes[0]
+
+
+@pytest.mark.parametrize(("epsilon", "noted"), [(19.9, False), (20, True), (1e6, True)])
+def test_an_epsilon_that_promises_little_is_noted(epsilon: float, noted: bool) -> None:
+    found = release(NORMEC, Privacy(epsilon=epsilon, trust="local"), TEN).notes
+    assert any("promises little" in note for note in found) is noted
+    assert not any("promises little" in note for note in release(NORMEC, Privacy(sigma=1e-3, trust="local"), TEN).notes)
+    seen = NormalDist().cdf(NormalDist().inv_cdf(0.01) + mu_for(20.0, 1e-5))
+    assert 0.86 < seen < 0.88  # most of the units, as the note says
 
 
 @given(st.floats(0.1, 50), st.floats(1.0, 3), st.integers(1, 400), st.integers(1, 50), st.floats(0.2, 5))

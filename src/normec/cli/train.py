@@ -80,6 +80,7 @@ def train(
         asked = _trackers(track, folder, runs.settings_of(chosen)) if communicator.rank == 0 else []
         trackers = [stack.enter_context(tracker) for tracker in asked]
         watching = [progress_display(chosen.method, quiet), Tagging(folder, tag or ()), *trackers]
+        before = _written(folder)
         result = runs.execute(chosen, folder, watching, communicator)
     if communicator.rank:
         return 130 if result.summary["status"] == "interrupted" else 0
@@ -89,9 +90,11 @@ def train(
         print(json.dumps({"folder": str(result.folder), **result.summary}))
     else:
         show_result(result)
-        if chosen.profile and not (result.folder / PROFILE).exists():
+        if before is not None and _written(folder) == before:
+            profiled = " or profiled" if chosen.profile and not (folder / PROFILE).exists() else ""
             print(
-                "Nothing was profiled, because no round was left; a new folder (--out) begins again.", file=sys.stderr
+                f"This run was finished already, and nothing was trained{profiled}; a new folder (--out) begins again.",
+                file=sys.stderr,
             )
         if config is None and not given and out is None and not track and not tag:
             _compare_baselines(result, quiet)
@@ -120,6 +123,12 @@ def _show_settings(config: RunConfig, as_json: bool) -> None:
             if one.group == group:
                 value = "(not set)" if used[one.name] is None else json.dumps(used[one.name])
                 print(f"  {f'{one.name} = {value}':<32} {one.help}")
+
+
+def _written(folder: Path) -> int | None:
+    """When the run in the folder was finished, if it is."""
+    path = folder / "summary.json"
+    return path.stat().st_mtime_ns if path.exists() else None
 
 
 def _trackers(asked: list[str] | None, folder: Path, settings: dict[str, Any]) -> list[Tracker]:

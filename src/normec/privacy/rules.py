@@ -124,6 +124,7 @@ from .statement import Privacy
 # Assumed for the aliasing of secure sums where they are not given; both are far too large.
 MOST_COORDINATES = 10**12
 UNKNOWN_EPSILON = 1e6
+WEAK = 20.0  # with Gaussian noise and δ = 1e-5, an attacker with 1 % false alarms recognises 87 % at this ε
 
 
 def release(facts: Facts, privacy: Privacy, setting: Setting) -> Release:
@@ -399,6 +400,11 @@ def _notes(
         notes.append(
             f"delta = {privacy.delta:g} is not below 1/{protected:.0f} {privacy.unit}s: publishing one {privacy.unit}"
             " at random would meet it; choose a smaller delta"
+        )
+    if privacy.is_target and privacy.epsilon is not None and privacy.epsilon >= WEAK:
+        notes.append(
+            f"epsilon = {privacy.epsilon:g} promises little: an attacker who accepts one false alarm in a hundred may "
+            f"recognise most {privacy.unit}s; ten and less are usual"
         )
     sampling = setting.sampling if privacy.unit == "client" else setting.batch
     if sampling.rate < 1 and not sampling.claims:
