@@ -46,13 +46,35 @@ def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_all_fields_and_consistent_ratios(tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
+def test_a_killed_benchmark_goes_on_and_has_all_fields_and_consistent_ratios(tmp_path: Path) -> None:
+    bare, out = tmp_path / "bare", tmp_path / "bench"
     venv.create(bare)
     python = str(bare / "bin" / "python")
-    some = ("--floors", "eager,one-thread", "--engines", "linear", "--peers", "pfl", "--peer-python", python)
-    done = measure(*SMALL, *some, "--out", str(tmp_path / "bench"), "--json")
+    some = ["--floors", "eager,one-thread", "--engines", "linear", "--peers", "pfl", "--peer-python", python]
+    some += ["--out", str(out), "--json"]
+    kept = out / "measured.jsonl"
+    process = subprocess.Popen(
+        [*COMMAND, *SMALL, *some],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        preexec_fn=end_with_us,
+    )
+    try:
+        wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 2, "the first measurement")
+    finally:
+        process.kill()
+        process.wait()
+    before = [json.loads(line) for line in kept.read_text().splitlines()[1:]]
+    with kept.open("a") as file:
+        file.write('{"case": {"workload"')  # cut off
+    done = measure(*SMALL, *some)
     assert done.returncode == 0, done.stderr
+    assert not any(Implementation(**line["implementation"]).name in done.stderr for line in before)
+    after = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert after[1 : 1 + len(before)] == before
+    assert len(after) == 1 + 6  # a line of conditions, and one for each process or its absence
     found = json.loads(done.stdout)
     assert found["limits"] == {"rounds": 3, "seconds": 1e6, "repeats": 1, "limit": 1e6, "beside": 1}
     assert found["machine"]["threads"] == 1
@@ -77,8 +99,13 @@ def test_all_fields_and_consistent_ratios(tmp_path: Path) -> None:
         assert 0 <= row["waited"] <= 1
         assert row["versions"]["torch"] == torch.__version__
     assert case["floor"] == min(row["seconds"] for row in rows.values() if row["kind"] == "floor" and row["seconds"])
-    assert json.loads((tmp_path / "bench" / "bench.json").read_text()) == found
-    assert (tmp_path / "bench" / "cost.png").exists()
+    assert json.loads((out / "bench.json").read_text()) == found
+    assert (out / "cost.png").exists()
+    other = measure(*SMALL, *some, "--rounds", "4")
+    assert other.returncode == 2
+    assert other.stderr == f"error: {kept} has measurements with rounds 3, and this benchmark has 4; " + (
+        "choose another folder\n"
+    )
 
 
 @pytest.mark.slow
@@ -163,12 +190,12 @@ def test_while_one_is_timed_the_others_are_stopped(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(measurement._Child, "__init__", added)
     monkeypatch.setattr(measurement._Child, "go", alone)
-    tasks = [Task(Case("logistic", 50), Implementation("hand-written"), repeat) for repeat in range(4)]
+    tasks = [Task(Case("logistic", 50), Implementation("hand-written"), repeat) for repeat in range(3)]
     with runner(Limits(rounds=2, seconds=1e6, limit=LIMIT, beside=3), None) as started:
         found = list(started.measure(tasks))
-    assert sorted(task.repeat for task, _ in found) == [0, 1, 2, 3]
-    assert [(outcome["status"], len(outcome["times"])) for _, outcome in found] == [("measured", 2)] * 4
-    assert len(seen) == 4
+    assert sorted(task.repeat for task, _ in found) == [0, 1, 2]
+    assert [(outcome["status"], len(outcome["times"])) for _, outcome in found] == [("measured", 2)] * 3
+    assert len(seen) == 3
     assert seen[0] == 2  # the third process is started before any can be ready
     assert not any("start_up" in outcome for _, outcome in found)  # it would be that of several at once
 
@@ -179,46 +206,6 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-@pytest.mark.slow
-def test_a_killed_benchmark_goes_on_where_it_was(tmp_path: Path) -> None:
-    some = ("--floors", "eager", "--engines", "linear", "--peers", "none", "--out", str(tmp_path))
-    kept = tmp_path / "measured.jsonl"
-    process = subprocess.Popen(
-        [*COMMAND, *SMALL, *some],
-        cwd=ROOT,
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=end_with_us,
-    )
-    try:
-        wait_for(lambda: kept.exists() and kept.read_text().count("\n") >= 2, "the first measurement")
-    finally:
-        process.kill()
-        process.wait()
-    before = [json.loads(line) for line in kept.read_text().splitlines()[1:]]
-    with kept.open("a") as file:
-        file.write('{"case": {"workload"')  # cut off
-    done = measure(*SMALL, *some)
-    assert done.returncode == 0, done.stderr
-    names = [Implementation(**line["implementation"]).name for line in before]
-    assert not any(name in done.stderr for name in names)
-    rows = json.loads((tmp_path / "bench.json").read_text())["cases"][0]["rows"]
-    assert [row["name"] for row in rows] == ["floor, eager", "memory passes", "normec, linear", "hand-written loop"]
-    assert {row["status"] for row in rows} == {"measured"}
-    kept_lines = [json.loads(line) for line in kept.read_text().splitlines()]
-    assert kept_lines[1 : 1 + len(before)] == before
-    assert len(kept_lines) == 5
-    again = measure(*SMALL, *some, "--json")
-    assert json.loads(again.stdout)["cases"][0]["rows"] == rows
-    assert "n = 50" not in again.stderr
-    other = measure(*SMALL, *some, "--rounds", "4")
-    assert other.returncode == 2
-    assert other.stderr == f"error: {kept} has measurements with rounds 3, and this benchmark has 4; " + (
-        "choose another folder\n"
-    )
 
 
 @pytest.mark.slow
