@@ -71,3 +71,13 @@ def test_as_many_sets_as_clients() -> None:
 def test_records_of_a_client_in_any_set_are_noticed() -> None:
     problem = Problem(constant_model(), nn.functional.cross_entropy, CLIENTS, [labelled(1), CLIENTS[0]])
     assert problem.shown == ["test"]
+
+
+def test_the_most_frequent_class_of_the_test_set_is_known() -> None:
+    inputs, targets = torch.randn(8, 3), torch.tensor([0, 2, 2, 1, -100, 2, 0, -100])
+    model, clients = torch.nn.Linear(3, 3), [TensorDataset(inputs, torch.zeros(8, dtype=torch.int64))]
+    loss = torch.nn.functional.cross_entropy
+    assert Problem(model, loss, clients).majority is None
+    assert Problem(model, loss, clients, test=TensorDataset(inputs, targets)).majority == 3 / 6
+    sets = [TensorDataset(inputs[:4], targets[:4]), TensorDataset(inputs[4:], targets[4:])]
+    assert Problem(model, loss, [*clients, *clients], test=sets).majority == 3 / 6

@@ -35,6 +35,7 @@ from .objective import Buffers, checksum
 from .shared_records import origins, perhaps_shared
 from .user_metrics import Metric, SetMetrics, check_column_name, checked_metrics
 
+_IGNORED = -100  # the target that the losses of PyTorch leave out
 _EVALUATED = 1000  # records evaluated at once
 _COMPARED, _CLOSE = 100, 1e-2  # records on which evaluations with and without kernels must agree, and how closely
 _TRIED = 20  # clients on whose records a model is tried that has failed
@@ -303,6 +304,14 @@ class Problem:
                     found |= {f"{own}_accuracy": hits / count} if hits is not None else {}
                     found |= {f"{own}_{column}": value for column, value in metrics.read().items()}
         return found
+
+    @property
+    def majority(self) -> float | None:
+        """The accuracy on the test set of always naming its most frequent class; None if that is not in memory."""
+        if not isinstance(self.test, records.ResidentRecords) or not isinstance(self.test.targets, Tensor):
+            return None
+        _, counts = self.test.targets[self.test.targets != _IGNORED].unique(return_counts=True)
+        return float(counts.max() / counts.sum()) if len(counts) else None
 
     def _evaluator(self) -> Problem:
         """Return this problem with the parts for evaluation, which are created on first use."""

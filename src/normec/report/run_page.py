@@ -165,9 +165,12 @@ def card_facts(view: RunView) -> list[tuple[str, str, str]]:
     total = (summary.get("timings") or {}).get("total") if view.status != "training" else None
     budget = f"of {formatting.number(view.budget)}" if view.budget is not None else "reported, no target"
     of = f"of {formatting.number(view.rounds)}" if view.rounds else ""
+    beside = f"best {formatting.percent(best)} in round {at}"
+    if summary.get("majority") is not None:
+        beside += f"; always the most frequent class {formatting.percent(summary['majority'])}"
     test_loss = final.get("test_loss") if best is None else None  # beside an accuracy, its curve is enough
     return [
-        ("Test accuracy", formatting.percent(final.get("accuracy")), f"best {formatting.percent(best)} in round {at}"),
+        ("Test accuracy", formatting.percent(final.get("accuracy")), beside),
         ("Test accuracy, mean over clients", formatting.percent(final.get("accuracy_mean_over_clients")), ""),
         ("Test loss", formatting.number(test_loss), ""),
         *((chart.title, _own_value(final, chart), "") for chart in charts.own_metrics([view.history])),

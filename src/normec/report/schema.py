@@ -93,7 +93,7 @@ SUMMARY: dict[str, Check] = {
     **dict.fromkeys(("stopped", "error"), optional(text)),
     **dict.fromkeys(("round", "rounds", "clients", "best_accuracy_round"), optional(count)),
     "dimension": count,
-    **dict.fromkeys(("best_accuracy", "smallest_grad_norm", "message_bound"), optional(number)),
+    **dict.fromkeys(("best_accuracy", "majority", "smallest_grad_norm", "message_bound"), optional(number)),
     "final": ROW,
     "timings": table_of(finite),
     "privacy": optional(SPENT),

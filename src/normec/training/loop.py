@@ -289,6 +289,7 @@ class TrainingLoop:
             folder=self.storage.out,
             transform=self.problem.evaluation_transform if isinstance(self.problem, Problem) else None,
             payments=self.budget.payments() if self.budget is not None else None,
+            majority=self.problem.majority if isinstance(self.problem, Problem) else None,
         )
         for callback in self.callbacks:
             callback.end(run)

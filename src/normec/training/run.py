@@ -97,6 +97,7 @@ class Run:
         folder: The folder of the run; None if nothing was kept on disk.
         transform: What the problem applies to every batch before the model.
         payments: What a private run without a folder paid, for the ledger that `save` writes.
+        majority: The test accuracy of always naming the most frequent class.
 
     Example:
         >>> import torch
@@ -124,6 +125,7 @@ class Run:
     folder: Path | None = None
     transform: Callable[[Any], Any] | None = field(default=None, repr=False)
     payments: Payments | None = field(default=None, repr=False)
+    majority: float | None = field(default=None, repr=False)
 
     @property
     def x(self) -> Tensor:

@@ -127,6 +127,7 @@ def summarise(run: Run, settings: Mapping[str, Any]) -> dict[str, Any]:
         "final": last,
         "best_accuracy": best,
         "best_accuracy_round": run.history.rounds("accuracy")[accuracies.index(best)] if best is not None else None,
+        "majority": run.majority if best is not None else None,
         "smallest_grad_norm": min(norms, default=None),
         "clients": run.n,
         "dimension": len(run.x),
