@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
@@ -214,6 +215,21 @@ def test_a_secret_fills_the_whole_state_of_the_generator() -> None:
     words = np.frombuffer(hashlib.shake_256(b"3/model/0/1").digest(4 * 624), np.uint32)
     twister.state = {"bit_generator": "MT19937", "state": {"key": words, "pos": 624}}
     assert torch.equal(found, torch.from_numpy((twister.random_raw(2000) % 2**24 / 2**24).astype(np.float32)))
+
+
+def test_a_gpu_that_is_not_the_current_one_is_seeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model may be on cuda:1, while cuda:0 is current; its dropout draws from the generator of cuda:1."""
+    gpus = [torch.Generator().manual_seed(number) for number in range(2)]
+    for name, value in (("device_count", lambda: 2), ("current_device", lambda: 0), ("_lazy_call", _at_once)):
+        monkeypatch.setattr(torch.cuda.random, name, value)
+    monkeypatch.setattr(torch.cuda, "default_generators", gpus)
+    with torch.random.fork_rng(devices=[]):
+        seed_generators(5, torch.device("cuda", 1))
+    assert [gpu.initial_seed() for gpu in gpus] == [5, 5]
+
+
+def _at_once(action: Callable[[], None], **_: bool) -> None:
+    action()
 
 
 def test_secrets_whose_seeds_agree_draw_different_numbers(monkeypatch: pytest.MonkeyPatch) -> None:

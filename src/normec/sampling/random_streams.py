@@ -46,10 +46,13 @@ def coins_below(rate: float) -> int:
 
 
 def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed torch's global generators, for code that draws from them; `torch.manual_seed` would take a millisecond."""
+    """Seed torch's global generators, for code that draws from them; `torch.manual_seed` would take a millisecond.
+
+    Every GPU has one, and that of `device` need not be the current one.
+    """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
 
 
 def seed_in_secret(secret: int, device: torch.device, *path: object) -> None:
