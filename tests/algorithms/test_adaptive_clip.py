@@ -152,8 +152,8 @@ def test_the_optimizer_sends_the_threshold_along() -> None:
     optimizer = ClientOptimizer([x], method, LR, clients=N)
     for _ in range(ROUNDS):
         for client, centre in enumerate(CENTRES):
-            x.grad = x.detach() - torch.from_numpy(centre)
-            optimizer.add_client(client)
+            with optimizer.client(client):
+                x.grad = x.detach() - torch.from_numpy(centre)
         optimizer.step()
     np.testing.assert_allclose(x.detach().numpy(), by_hand("clip21", None, 0.7, 0.05)[0], rtol=0, atol=1e-10)
 

@@ -116,8 +116,8 @@ def test_the_optimizer_runs_it_and_saves_its_states(name: str) -> None:
             model.load_state_dict(weights)
             own.load_state_dict(saved)
         for client, centre in enumerate(CENTRES):
-            ((model.weight[0] - centre) ** 2).sum().backward()
-            own.add_client(client)
+            with own.client(client):
+                ((model.weight[0] - centre) ** 2).sum().backward()
         own.step()
     x, _ = by_hand(name, None)
     np.testing.assert_allclose(model.weight.detach().numpy()[0], x, rtol=0, atol=1e-10)
@@ -354,8 +354,8 @@ def test_the_clients_of_a_rank_are_not_seen_together_either() -> None:
     privacy = Privacy(sigma=1e-3, noise="seeded", trust="central")
     optimizer = ClientOptimizer([x], DPSGD(ByTheLongest()), 1.0, clients=2, privacy=privacy, rounds=1)
     for client, gradient in enumerate((900.0, 1e6)):
-        x.grad = torch.tensor([gradient, 0.0, 0.0])
-        optimizer.add_client(client)
+        with optimizer.client(client):
+            x.grad = torch.tensor([gradient, 0.0, 0.0])
     optimizer.step()
     assert float(-2 * x[0]) == pytest.approx(1900, abs=0.1)
 
@@ -559,8 +559,8 @@ def test_what_a_method_keeps_in_its_attributes_reaches_neither_other_clients_nor
     seeded = Privacy(sigma=1e-9, noise="seeded", trust="local")
     optimizer = ClientOptimizer([x], Remembering(), 2.0, clients=2, privacy=seeded, rounds=1)
     for client, slope in enumerate((1e6, 900.0)):
-        x.grad = torch.tensor([slope, 0.0, 0.0])
-        optimizer.add_client(client)
+        with optimizer.client(client):
+            x.grad = torch.tensor([slope, 0.0, 0.0])
     optimizer.step()
     assert float(x[0]) == pytest.approx(-1.5, abs=1e-6)
 

@@ -32,10 +32,9 @@ from .optimizers import HOSTED, METHODS, RANKS, RESUMED, ROUNDS, SEED, model
 def gradients(net: nn.Module, optimizer: ClientOptimizer, first: int) -> None:
     """Compute the full gradient of every hosted client on its own records."""
     for client in range(first, first + HOSTED):
-        optimizer.zero_grad()
         inputs, targets = data(9 + 2 * client, client).tensors
-        F.cross_entropy(net(inputs.double()), targets).backward()
-        optimizer.add_client(client - first)
+        with optimizer.client(client - first):
+            F.cross_entropy(net(inputs.double()), targets).backward()
 
 
 def trained(make: Callable[[nn.Module], ClientOptimizer], rounds: int, first: int) -> tuple[nn.Module, ClientOptimizer]:

@@ -162,16 +162,19 @@ def test_alone_it_is_an_ordinary_optimizer() -> None:
 def test_all_hosted_clients_must_have_their_gradient() -> None:
     net = nn.Linear(3, 1)
     optimizer = cluster.GD(net.parameters(), lr=0.1, clients=2)
-    net(torch.ones(1, 3)).sum().backward()
-    optimizer.add_client(0)
+    with optimizer.client(0):
+        net(torch.ones(1, 3)).sum().backward()
     with pytest.raises(normec.Diverged, match="client 1 has no gradient"):
         optimizer.step()
     for client in range(2):
-        net(torch.ones(1, 3)).sum().backward()
-        optimizer.add_client(client)
+        with optimizer.client(client):
+            net(torch.ones(1, 3)).sum().backward()
     for unknown in (2, -1, 0.5, None):
-        with pytest.raises(UsageError, match=f"are numbered 0 to 1, got {unknown}"):
-            optimizer.add_client(unknown)  # type: ignore[arg-type]
+        with (
+            pytest.raises(UsageError, match=f"are numbered 0 to 1, got {unknown}"),
+            optimizer.client(unknown),  # type: ignore[arg-type]
+        ):
+            raise AssertionError("the turn of no client")
     optimizer.step()
 
 
@@ -214,9 +217,8 @@ def test_adambc_knows_the_noise_of_weighted_clients(trust: Any, squares: float) 
     how: dict[str, Any] = {"privacy": privacy, "rounds": 2, "seed": 1, "server_optimizer": "adambc"}
     optimizer = cluster.DPSGD(net.parameters(), 0.01, normec.Clip(1.0), clients=4, weights=WEIGHTS, **how)
     for client in range(4):
-        optimizer.zero_grad()
-        net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
-        optimizer.add_client(client)
+        with optimizer.client(client):
+            net(torch.ones(1, 4, dtype=torch.float64)).sum().backward()
     optimizer.step()
     held = optimizer.state_dict()["normec"]["optimizer"]["noise_variance"]
     assert float(held) == pytest.approx(0.5**2 * squares, rel=1e-12)
@@ -293,16 +295,17 @@ def test_a_gradient_that_no_client_took_enters_no_later_message(extra: float) ->
     x = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     privacy = normec.Privacy(sigma=1e-9, noise="seeded")
     optimizer = cluster.DPSGD([x], lr=1.0, operator=normec.Clip(1.0), clients=2, privacy=privacy, rounds=3, seed=1)
-    x[0].backward()
-    optimizer.add_client(0)
-    optimizer.add_client(1)
+    with optimizer.client(0):
+        x[0].backward()
+    with optimizer.client(1):
+        pass
     (extra * x.sum()).backward()
     with pytest.warns(UserWarning, match="client 1 has no gradient"):
         optimizer.step()
     before = x.detach().clone()
     for client, slope in enumerate((1.0, 0.0)):
-        (slope * x[0]).backward()
-        optimizer.add_client(client)
+        with optimizer.client(client):
+            (slope * x[0]).backward()
     optimizer.step()
     torch.testing.assert_close(before - x.detach(), torch.tensor([0.5, 0.0], dtype=torch.float64), rtol=0, atol=1e-7)
 
@@ -315,13 +318,13 @@ def test_a_private_step_without_one_of_the_clients_is_refused() -> None:
     optimizer = cluster.NormEC([x], 1.0, 0.1, 0.1, clients=2, privacy=privacy, rounds=3)
     for taken, skipped in (((), 0), ((0,), 1), ((1,), 0), ((1, 1), 0)):
         for client in taken:
-            x.sum().backward()
-            optimizer.add_client(client)
-        with pytest.raises(UsageError, match=rf"add_client\({skipped}\) was not called in round 0, so the gradients"):
+            with optimizer.client(client):
+                x.sum().backward()
+        with pytest.raises(UsageError, match=rf"client\({skipped}\) had no turn in round 0, so the gradients"):
             optimizer.step()
     for client in range(2):
-        x.sum().backward()
-        optimizer.add_client(client)
+        with optimizer.client(client):
+            x.sum().backward()
     optimizer.step()
     assert optimizer.spent().releases == 1
 
@@ -333,10 +336,10 @@ def test_a_refused_step_drops_all_gradients(closure: Any) -> None:
     privacy = normec.Privacy(sigma=1.0, noise="seeded")
     optimizer = cluster.DPSGD([x], 1.0, normec.Clip(1.0), clients=2, privacy=privacy, rounds=3)
     for _ in range(2):
-        x.sum().backward()
-        optimizer.add_client(0)
-        x.sum().backward()  # add_client is forgotten
-        with pytest.raises(UsageError, match=r"add_client\(1\) was not called in round 0"):
+        with optimizer.client(0):
+            x.sum().backward()
+        x.sum().backward()  # in nobody's turn
+        with pytest.raises(UsageError, match=r"client\(1\) had no turn in round 0"):
             optimizer.step(closure)
         assert x.grad is None
     assert optimizer.spent().releases == 0

@@ -204,15 +204,15 @@ def test_an_optimizer_cannot_be_copied(private: tuple[nn.Parameter, ClientOptimi
 
 
 def test_a_client_s_data_are_in_its_own_message_alone() -> None:
-    """Two clients of one rank, and zero_grad forgotten between them: gradients would add up over clients."""
+    """Two clients of one rank, without zero_grad between them: gradients would add up over clients."""
     sums = []
     for first in (1.0, 100.0):
         x = nn.Parameter(torch.zeros(1, dtype=torch.float64))
         optimizer = cluster.GD([x], lr=1.0, clients=2)
-        (first * x).sum().backward()
-        optimizer.add_client(0)
-        (-x).sum().backward()
-        optimizer.add_client(1)
+        with optimizer.client(0):
+            (first * x).sum().backward()
+        with optimizer.client(1):
+            (-x).sum().backward()
         optimizer.step()
         sums.append(-2 * x.item())
     assert sums == [0.0, 99.0]

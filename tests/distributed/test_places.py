@@ -50,10 +50,13 @@ class Training:
         if slope is not None:
             (slope * torch.cat(self.x).sum()).backward()  # type: ignore[no-untyped-call]
 
+    def turn(self, client: int) -> None:
+        with self.optimizer.client(client):
+            self.backward(client)
+
     def round(self) -> None:
         for client in range(2):
-            self.backward(client)
-            self.optimizer.add_client(client)
+            self.turn(client)
         self.optimizer.step()
 
 
@@ -85,19 +88,19 @@ def test_gradients_of_parameters_that_left_their_group_enter_no_other_message() 
 
 
 def test_a_round_that_is_begun_again_takes_no_client_twice() -> None:
-    """Client 1 fails twice: the loop goes on without it."""
+    """Client 1 fails twice, after its backward pass: the loop goes on with an empty turn of it."""
 
     def retried(training: Training) -> None:
         for attempt in range(2):
-            with suppress(RuntimeError):
-                training.backward(0)
-                training.optimizer.add_client(0)
+            training.turn(0)
+            with suppress(RuntimeError), training.optimizer.client(1):
+                training.backward(1)
                 raise RuntimeError(f"out of memory at attempt {attempt}")
-        training.optimizer.add_client(1)
+        with training.optimizer.client(1):
+            pass
         training.optimizer.step()
         for client in (1, 0):  # in any order
-            training.backward(client)
-            training.optimizer.add_client(client)
+            training.turn(client)
         training.optimizer.step()
 
     with pytest.warns(UserWarning, match="client 1 has no gradient"):
@@ -108,10 +111,10 @@ def test_a_round_that_is_begun_again_takes_no_client_twice() -> None:
 def test_a_loop_that_goes_on_after_a_refused_client_adds_it_to_no_other(number: int) -> None:
     def went_on(training: Training) -> None:
         training.backward(0)
-        with pytest.raises(UsageError, match="are numbered 0 to 1"):
-            training.optimizer.add_client(number)
-        training.backward(1)
-        with pytest.raises(UsageError, match="refused, so the gradients of all clients were dropped; begin round 0"):
+        with pytest.raises(UsageError, match="are numbered 0 to 1"), training.optimizer.client(number):
+            raise AssertionError("the turn of no client")
+        training.turn(1)
+        with pytest.raises(UsageError, match=r"client\(0\) had no turn in round 0, so the gradients of all clients"):
             training.optimizer.step()
         training.round()
 
@@ -119,25 +122,27 @@ def test_a_loop_that_goes_on_after_a_refused_client_adds_it_to_no_other(number: 
 
 
 def test_a_call_that_is_broken_off_leaves_no_gradients_for_another_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C comes while client 0's gradients are cleared, and the loop goes on with client 1."""
+    """Ctrl-C comes while client 0's gradients are taken or cleared, and the loop goes on with client 1."""
 
     def interrupted(self: FlatParameters) -> None:  # noqa: ARG001
         raise KeyboardInterrupt
 
-    def went_on(training: Training) -> None:
+    def went_on(training: Training, call: str) -> None:
+        turn = training.optimizer.client(0)
+        turn.__enter__()
         training.backward(0)
         with monkeypatch.context() as patch:
-            patch.setattr(FlatParameters, "clear_gradients", interrupted)
+            patch.setattr(FlatParameters, call, interrupted)
             with pytest.raises(KeyboardInterrupt):
-                training.optimizer.add_client(0)
-        training.backward(1)
+                turn.__exit__(None, None, None)
         with pytest.raises(UsageError, match="an earlier call was broken off or refused, so the gradients of all"):
-            training.optimizer.add_client(1)
-        with pytest.raises(UsageError, match=r"add_client\(0\) was not called"):
+            training.turn(1)
+        with pytest.raises(UsageError, match=r"client\(0\) had no turn"):
             training.optimizer.step()
         training.round()
 
-    assert moved(went_on) == pytest.approx([1.0])
+    for call in ("gradient", "clear_gradients"):
+        assert moved(partial(went_on, call=call)) == pytest.approx([1.0])
 
 
 def test_a_call_in_the_middle_of_another_one_is_refused() -> None:
@@ -147,7 +152,7 @@ def test_a_call_in_the_middle_of_another_one_is_refused() -> None:
         load = partial(training.optimizer.load_state_dict, training.optimizer.state_dict())
 
         def in_between(part: Tensor) -> Callable[[], Tensor]:
-            for call in (training.optimizer.step, partial(training.optimizer.add_client, 0), load):
+            for call in (training.optimizer.step, partial(training.turn, 0), load):
                 with pytest.raises(UsageError, match="another call of this optimizer is running"):
                     call()
             return training.noted(part)
@@ -168,8 +173,8 @@ def test_a_client_that_was_refused_during_another_call_is_added_to_no_other() ->
         def in_between(part: Tensor) -> Callable[[], Tensor]:
             with torch.enable_grad():  # the mode is another one in each thread
                 training.backward(0)
-            with pytest.raises(UsageError, match="another call of this optimizer is running"):
-                training.optimizer.add_client(0)
+                with pytest.raises(UsageError, match="another call of this optimizer is running"):
+                    training.turn(0)
             return training.noted(part)
 
         training.optimizer.communicator.sum_async = in_between  # type: ignore[method-assign]
@@ -177,9 +182,8 @@ def test_a_client_that_was_refused_during_another_call_is_added_to_no_other() ->
         training.optimizer.communicator.sum_async = training.noted  # type: ignore[method-assign]
         with suppress(UsageError):
             for client in (1, 0):
-                training.backward(client)
                 with suppress(UsageError):
-                    training.optimizer.add_client(client)
+                    training.turn(client)
             training.optimizer.step()
         training.round()
 
@@ -199,13 +203,15 @@ def test_gradients_from_before_the_optimizer_are_in_no_message() -> None:
 
 
 @pytest.mark.parametrize("caught", [False, True], ids=["raised", "caught in the hook"])
-def test_a_hook_during_backward_takes_no_part_of_a_clients_gradients(caught: bool) -> None:
+@pytest.mark.parametrize("inside", [False, True], ids=["in nobody's turn", "in a turn"])
+def test_a_hook_during_backward_takes_no_part_of_a_clients_gradients(inside: bool, caught: bool) -> None:
     """The gradients that follow the hook would be added to the next client's."""
     training, said = Training(1e3), []
 
     def take(_: Tensor) -> None:
         try:
-            training.optimizer.add_client(0)
+            with training.optimizer.client(0):
+                raise AssertionError("a turn in the middle of a backward pass")
         except UsageError as error:
             said.append(str(error))
             if not caught:
@@ -214,37 +220,76 @@ def test_a_hook_during_backward_takes_no_part_of_a_clients_gradients(caught: boo
     for x in training.x:
         handle = x.register_post_accumulate_grad_hook(take)
         with suppress(UsageError):
-            training.backward(0)
+            (training.turn if inside else training.backward)(0)
         handle.remove()
-    assert len(said) == 2
-    assert all("call it after backward()" in words for words in said)
+    assert len(said) == (1 if inside else 2)  # the second turn was refused
+    assert all(("another call" if inside else "call it after backward()") in words for words in said)
     for client in (1, 0):
-        training.backward(client)
         with suppress(UsageError):
-            training.optimizer.add_client(client)
-    with pytest.raises(UsageError, match=r"add_client\(1\) was not called"):
+            training.turn(client)
+    with suppress(UsageError):
         training.optimizer.step()
-    assert not training.sums
+    assert len(training.sums) == inside  # outside of turns, the first one of these was refused
     training.round()
+    plain = Training(1e3)
+    plain.round()
+    assert torch.equal(training.sums[0], plain.sums[0])
 
 
+@pytest.mark.parametrize("idle_last", [False, True], ids=["in order", "who is idle comes last"])
+@pytest.mark.parametrize("failures", [0, 2], ids=["at once", "after failures"])
 @pytest.mark.parametrize("draw", [torch.rand, np.random.random, random.random], ids=["torch", "NumPy", "Python"])
-def test_random_numbers_that_a_client_draws_do_not_change_those_of_others(draw: Callable[..., Any]) -> None:
+def test_random_numbers_that_a_client_draws_do_not_change_those_of_others(
+    draw: Callable[..., Any], failures: int, idle_last: bool
+) -> None:
     """Everybody knows the seed of the script, and so the masks and batches of all other clients."""
+    outside: list[list[float]] = []
+
+    def number() -> float:
+        return float(draw(1) if draw is torch.rand else draw())
 
     def masked(training: Training) -> None:
         torch.manual_seed(0)
         random.seed(0)
         np.random.seed(0)
         training.new_optimizer()
-        for order in ((0, 1), (1, 0), (0, 1)):
+        other = cluster.GD([nn.Parameter(torch.zeros(1))], 1.0, clients=2)
+        outside.append([])
+        for _ in range(3):
+            idle = [client for client in range(2) if training.slopes[client] is None]
+            order = sorted(range(2), key=idle.__contains__) if idle_last else [1, 0]
             for client in order:
-                slope = training.slopes[client]
-                if slope is not None:
-                    scale = float(draw(1) if draw is torch.rand else draw())
-                    (scale * slope * torch.cat(training.x).sum()).backward()
-                training.optimizer.add_client(client)
+                for attempt in range(1 + (failures if client == 0 and not idle else 0)):
+                    with suppress(RuntimeError), training.optimizer.client(client), other.client(client):
+                        slope = training.slopes[client]
+                        if slope is not None:
+                            (number() * slope * torch.cat(training.x).sum()).backward()
+                            if client == 0 and attempt < failures:
+                                raise RuntimeError("out of memory")
             training.optimizer.step()
+            outside[-1].append(number())
 
     with torch.random.fork_rng():
         assert moved(masked) == pytest.approx([1.0] * 3)
+    assert outside[0] == outside[1], "the loop's own numbers tell how many a client has drawn"
+    assert len(set(outside[0])) == 3
+
+
+def test_clients_and_rounds_have_numbers_of_their_own() -> None:
+    def drawn(seed: int) -> list[float]:
+        torch.manual_seed(seed)
+        training = Training(1e3)
+        found = []
+        for _ in range(2):
+            for client in range(2):
+                with training.optimizer.client(client):
+                    found.append(float(torch.rand(1)))
+                    training.backward(client)
+            training.optimizer.step()
+        return found
+
+    with torch.random.fork_rng():
+        first = drawn(5)
+        assert len(set(first)) == 4
+        assert drawn(5) == first
+        assert not set(drawn(6)) & set(first)

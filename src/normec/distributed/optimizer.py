@@ -63,7 +63,7 @@ class ClientOptimizer(Optimizer):
         params: Parameters or parameter groups, as every torch optimizer takes them. Frozen ones are left alone.
         method: What clients send, and what the server does with the sum.
         lr: The step size; a parameter group may have its own.
-        clients: How many clients this rank hosts, the same number on every rank; see `add_client`.
+        clients: How many clients this rank hosts, the same number on every rank; see `client`.
         weights: The public weights w_i of all clients of all ranks, in the order of the ranks, positive and with the
             sum 1 (default: equal).
         privacy: Every message then leaves this rank with noise, and every release is paid for.
@@ -147,7 +147,7 @@ class ClientOptimizer(Optimizer):
         self._server = {name: start.clone() for name, start in self._steps.initial_server_state.items()}
         self._grads = self._flat.like.new_zeros(clients, d)
         self._missing = torch.ones(clients, dtype=torch.bool)
-        self._taken: set[int] = set()  # the clients that `add_client` was called for in this round
+        self._taken: set[int] = set()  # the clients that had their turn in this round
         self._broken_off = False  # whether a call has ended while it was taking or clearing gradients
         self._turned_away = False  # whether a call was refused because another one was running
         self._turn = threading.Lock()
@@ -172,7 +172,6 @@ class ClientOptimizer(Optimizer):
         self._optimizer_tables = self._optimizer.initial_tables() if self._optimizer is not None else {}
         self._show_state()
         self._draws = torch.initial_seed()  # which does not tell how many numbers were drawn
-        self._seed_generators("start")
         self._ready = True
 
     @property
@@ -222,49 +221,78 @@ class ClientOptimizer(Optimizer):
             non_negative(lr=param_group["lr"])
         super().add_param_group(param_group)
 
-    @torch.no_grad()
-    def add_client(self, number: int) -> None:
-        """Take the current gradients as those of one of this rank's clients, and clear them; for several per rank.
+    @contextmanager
+    def client(self, number: int) -> Iterator[None]:
+        """Give one of this rank's clients its turn: the gradients that the block computes are its own; for several.
 
-        The next client begins without gradients, so that a client's data enter one message only. In a private run of
-        several clients per rank it also begins with newly seeded global generators of torch, NumPy and Python, because
-        the last client's data decide how many numbers it has drawn. The seeds follow from torch's, as it was when the
-        optimizer was made, and from the round and the last client. A client that comes
-        again before the step replaces its own gradients, so that a loop may begin a round again after an error; it
-        calls `zero_grad` first, as `backward` may have failed halfway. A client that has nothing to send needs the call
-        as well: gradients that it has computed would otherwise be added to another one's, and enter its memory.
+        The block begins without gradients and leaves none, so that a client's data enter one message only. In a private
+        run of several clients per rank it has global random numbers of torch, NumPy and Python of its own, because the
+        data of a client decide how many it draws: they follow from torch's seed, as it was when the optimizer was made,
+        from the round and from the client, and after the block the generators go on as they were before. A client whose
+        block raises an error has had no turn, and may come again; one that comes again replaces its own gradients. One
+        that has nothing to send needs a turn as well, with an empty block.
 
         Args:
             number: Which of this rank's clients it is, from 0. It has the same number in every round, because its
                 memory does.
 
         Raises:
-            UsageError: There is no client of this number, another call is running, or a hook makes the call during
-                `backward`. With privacy the next call then drops all gradients, and the round has to begin again.
+            UsageError: There is no client of this number, or another call is running. With privacy the next call then
+                drops all gradients, and the round has to begin again.
+
+        Example:
+            >>> from normec import GD
+            >>> parameter = torch.nn.Parameter(torch.zeros(2))
+            >>> optimizer = ClientOptimizer([parameter], GD(), lr=1.0, clients=2)
+            >>> for number in range(2):
+            ...     with optimizer.client(number):
+            ...         (number * parameter).sum().backward()
+            >>> optimizer.step()
+            >>> parameter.data
+            tensor([-0.5000, -0.5000])
         """
         with self._alone():
             self._refuse_leftovers()
+            if not isinstance(number, int) or number not in range(len(self._clients)):
+                raise UsageError(f"the clients of this rank are numbered 0 to {len(self._clients) - 1}, got {number!r}")
             with self._changing_gradients():
-                if not isinstance(number, int) or number not in range(len(self._clients)):
-                    last = len(self._clients) - 1
-                    raise UsageError(f"the clients of this rank are numbered 0 to {last}, got {number!r}")
                 self._taken.discard(number)
+                self._flat.clear_gradients()
+            try:
+                with self._own_numbers(number):
+                    yield
+            except BaseException:
+                with self._changing_gradients():
+                    self._flat.clear_gradients()  # of a backward pass that has failed halfway
+                raise
+            with self._changing_gradients(), torch.no_grad():
                 self._take_gradient(number)
                 self._flat.clear_gradients()
-                self._seed_generators(self.round, int(self._clients[number]))
                 self._taken.add(number)
 
-    def _seed_generators(self, *path: object) -> None:
-        """Seed the global generators for the next client in a private run, however many numbers were drawn before.
+    @contextmanager
+    def _own_numbers(self, number: int) -> Iterator[None]:
+        """Seed the global generators for a client of a private run, and set them back at the end.
 
         Leaving a client out would otherwise change the batches and the masks of dropout of all clients after it.
         """
         if self._noise is None or len(self._clients) == 1:
+            yield
             return
-        seed = derive_seed(self._draws, "loop", *path)
-        seed_generators(seed, self._flat.like.device)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed, device = (
+            derive_seed(self._draws, "client", self.round, int(self._clients[number])),
+            self._flat.like.device,
+        )
+        python, numpy = random.getstate(), np.random.get_state()
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else ()):
+            try:
+                seed_generators(seed, device)
+                random.seed(seed)
+                np.random.seed(seed % 2**32)
+                yield
+            finally:
+                random.setstate(python)
+                np.random.set_state(numpy)
 
     def _take_gradient(self, number: int) -> None:
         gradient = self._flat.gradient()
@@ -299,8 +327,8 @@ class ClientOptimizer(Optimizer):
 
         Raises:
             UsageError: The ranks are not at the same round of the same optimizer with the same step sizes; parameters
-                were frozen, or added to or removed from a group; with privacy: `add_client` was not called for each of
-                this rank's clients.
+                were frozen, or added to or removed from a group; with privacy: one of this rank's clients had no
+                turn.
             Diverged: Without privacy: a gradient is missing or not finite, or a message is above its bound.
             BudgetSpent: With privacy: the budget does not allow another release.
         """
@@ -414,9 +442,9 @@ class ClientOptimizer(Optimizer):
         if self._noise is not None and len(self._clients) > 1 and skipped:
             self._drop_gradients()
             raise UsageError(
-                f"add_client({min(skipped)}) was not called in round {self.round}, so the gradients of all clients "
-                f"were dropped; begin the round again with all of this rank's {len(self._clients)} clients, and call "
-                "it also without backward() for one that sends nothing"
+                f"client({min(skipped)}) had no turn in round {self.round}, so the gradients of all clients were "
+                f"dropped; begin the round again with all of this rank's {len(self._clients)} clients, and give one "
+                "that sends nothing an empty turn"
             )
 
     def _drop_gradients(self) -> None:

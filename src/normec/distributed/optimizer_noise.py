@@ -43,9 +43,9 @@ GAPS = (
     "gradients that the training loop has added up over clients or ranks, or exchanged between clients, before the "
     "optimizer reads them, or of parameters that the optimizer does not have",
     "what the training loop, the model or the loss keeps of one client and uses for another one's gradient",
-    "random numbers of a known seed, if a generator of the training loop's own serves several clients, or if numbers "
-    "are drawn for single clients between rounds",
-    "clients that the training loop passes to add_client under another one's number",
+    "random numbers of a known seed that the training loop draws for single clients outside their turns, or from a "
+    "generator of its own that serves several",
+    "gradients that the training loop computes in the turn of another client than the one whose data they are of",
     "the model's buffers, which the optimizer does not see, such as the statistics of BatchNorm layers",
     "what a rank prints or saves, and the fact that it fails or ends, which other ranks notice",
     "step sizes, and the decision to stop, if the training loop chooses them by losses or gradients without noise",

@@ -170,8 +170,8 @@ def test_nor_does_it_in_an_optimizer_of_several_clients(last: float) -> None:
     privacy = Privacy(sigma=1e-9, noise="seeded")
     optimizer = cluster.DPSGD([x], lr=1.0, operator=KeptClip(), clients=3, privacy=privacy, rounds=3, seed=0)
     for client, slope in enumerate((5.0, 5.0, last)):
-        (slope * x[0]).backward()
-        optimizer.add_client(client)
+        with optimizer.client(client):
+            (slope * x[0]).backward()
     optimizer.step()
     assert -3 * float(x.detach()[0]) == pytest.approx(2 + np.sign(last), abs=1e-6)
 
