@@ -136,6 +136,7 @@ def test_every_command_of_the_tutorial(afternoon: Afternoon) -> None:
     assert (folder / "server" / "run" / "report.html").exists()
     assert summary["privacy"]["epsilon"] <= 3.0
     assert summary["final"]["accuracy"] > 0.6
+    assert 0.5 <= summary["majority"] < 0.8
     found = run_status(folder / "server" / "run")
     assert [party.accepted for party in found.parties] == [20, 20, 20]
     online = party_activity(folder / "server" / "superlink.db")

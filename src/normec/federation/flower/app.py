@@ -171,7 +171,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
         if known is not None and known.summary["status"] == "finished":
             _say(f"the run in {out} is finished")
             return
-    x0, evaluate = start_of(task, model, test)
+    x0, evaluate, majority = start_of(task, model, test)
     parties = gather(grid, out, settings.parties, settings.start_seconds, _say)
     built, plan, given = definition_of(settings, method, len(x0), out, evaluate)
     timeouts = Timeouts(settings.round_seconds, settings.wait_seconds)
@@ -192,7 +192,7 @@ def run_server(grid: Grid, settings: Settings, task: Task) -> None:
             else:
                 run_rounds(run, mailbox, parties, timeouts, _say)
             result = run.finish()
-            result.model = trained(model, result.x)
+            result.model, result.majority = trained(model, result.x), majority
             write_tables(out, result)
             write_summary(out, summarise(result, config.record(settings_of_run.RECORDED)))
             _say(run.stopped or f"finished; the run is in {out}")

@@ -30,16 +30,16 @@ class Task(Protocol):
 
 def start_of(
     task: Task, model: nn.Module, test: Dataset[Any] | list[Dataset[Any]] | None
-) -> tuple[Tensor, Callable[[Tensor], Mapping[str, float]] | None]:
-    """The initial x, and the evaluation of a model on the server's own test data, if it has any."""
+) -> tuple[Tensor, Callable[[Tensor], Mapping[str, float]] | None, float | None]:
+    """The initial x, the evaluation of a model on the server's own test data, if it has any, and `Problem.majority`."""
     trainable = [p.detach().flatten() for p in model.parameters() if p.requires_grad]
     if not trainable:
         raise UsageError("the model has no trainable parameters")
     if test is None:
-        return torch.cat(trainable), None
+        return torch.cat(trainable), None, None
     problem = _problem(task, model, test if isinstance(test, list) else [test], test)
     buffers = problem.initial_buffers()
-    return problem.x0, lambda x: problem.evaluate(x, buffers)
+    return problem.x0, lambda x: problem.evaluate(x, buffers), problem.majority
 
 
 def trained(model: nn.Module, x: Tensor) -> nn.Module:
