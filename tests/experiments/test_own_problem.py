@@ -62,6 +62,14 @@ class table_of:
 def pairs():
     return {"clients": clients(), "test": table(9), "classes": 3}
 
+class Scaled:
+    scale = None
+
+    def __call__(self, inputs):
+        self.scale = inputs.std(0) if self.scale is None else self.scale
+        return inputs / self.scale
+
+scaled = {"clients": [table(i) for i in range(4)], "transform": Scaled()}
 number = 3
 misspelt = {"clients": [table(0)], "tset": table(1)}
 broken = lambda: {"test": table(1)}
@@ -124,6 +132,16 @@ def test_models_of_the_users_own_train_on_data_by_name_and_the_other_way_round(t
     found = runs.execute(config(file, "pairs", "softmax"), tmp_path / "own data")
     assert found.summary["dimension"] == 15
     assert "accuracy" in found.summary["final"]
+
+
+def test_a_run_without_privacy_leaves_nothing_behind_for_the_next_run_of_a_comparison(
+    tmp_path: Path, file: Path
+) -> None:
+    """What it kept of the first client would be the same in all comparisons before the private run."""
+    runs.execute(config(file, "scaled"), tmp_path / "reference")
+    assert object_in_file(f"{file}:scaled", "name")["transform"].scale is None
+    with pytest.raises(UsageError, match="client 0 changes when client 1 is computed before it"):
+        runs.execute(config(file, "scaled", private=True), tmp_path / "private")
 
 
 def test_sweeps_take_them(file: Path) -> None:

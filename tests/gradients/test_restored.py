@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import TensorDataset
 
-from normec import Compute, LocalSteps, NormEC, Privacy, Problem, models, train
+from normec import DPSGD, Compute, LocalSteps, Logging, Method, NormEC, Privacy, Problem, SmoothedNorm, models, train
 from normec.data.augment import Normalize
 from normec.errors import UsageError
 from normec.gradients.batched import BatchedEngine
@@ -883,6 +883,107 @@ def test_a_private_run_finds_nothing_that_was_seen_without_noise(
         found.append(all_rows(engine_of("loop", of), of, 0))
     assert torch.equal(found[0][1:], found[1][1:])
     assert not torch.equal(found[0][0], found[1][0])
+
+
+class FirstClient:
+    """An objective of the caller's own, which is scaled by the first client that it computes."""
+
+    sizes = augment = None
+    statistics = False
+
+    def __init__(self, at: Tensor) -> None:
+        self.at, self.clients, self.x0 = at, len(at), torch.ones(2)
+        self.scale: Tensor | None = None
+
+    def client_loss(self, x: Tensor, client: int, *_: object) -> Tensor:
+        self.scale = self.at[client] if self.scale is None else self.scale
+        return ((x - self.at[client]) / self.scale).square().sum()
+
+    def initial_buffers(self) -> dict[str, Tensor]:
+        return {}
+
+    def evaluate(self, *_: object) -> dict[str, float]:
+        self.scale = torch.full((2,), 2.0) if self.scale is None else self.scale + 1
+        return {}
+
+    def model_at(self, *_: object) -> None:
+        return None
+
+    def to(self, *_: object) -> FirstClient:
+        return self
+
+
+def first_function(at: Tensor) -> Any:
+    """The same with plain functions."""
+    scale: Tensor | None = None
+
+    def loss(own: Tensor, x: Tensor) -> Tensor:
+        nonlocal scale
+        scale = own if scale is None else scale
+        return ((x - own) / scale).square().sum()
+
+    return Problem.from_functions([partial(loss, own) for own in at], torch.ones(2))
+
+
+def private_run(of: Any, method: Any = "normec") -> None:
+    train(of, method, rounds=1, lr=0.1, privacy=Privacy(epsilon=8, unit="client", trust="central"), seed=0)
+
+
+@pytest.mark.parametrize("make", [FirstClient, first_function])
+@pytest.mark.parametrize("before", [without_privacy, private_run, partial(constants_of, lower=0.0, iterations=2)])
+def test_other_objectives_find_nothing_that_was_seen_without_noise(
+    make: Callable[[Tensor], Any], before: Callable[[Any], object]
+) -> None:
+    """The comparisons before a private run compute client 0 first as well."""
+    found = []
+    for first in (1.0, 5.0):
+        of = make(torch.tensor([[first, 9.0], [2.0, 3.0], [4.0, 1.0]]))
+        before(of)
+        found.append(all_rows(choose_engine("loop", of, None, 0, private=True), of, 0))
+    assert torch.equal(found[0][1:], found[1][1:])
+    assert not torch.equal(found[0][0], found[1][0])
+
+
+def test_an_evaluation_by_another_objective_changes_no_later_round() -> None:
+    """A simulation that goes on without it would make its rounds again with other sums under the same noise."""
+    privacy, ends = Privacy(epsilon=8, unit="client", trust="central"), []
+    for every in (1, 4):
+        of: Any = FirstClient(torch.tensor([[1.0, 9.0], [2.0, 3.0], [4.0, 1.0]]))
+        logging = Logging(every=1, evaluate_every=every)
+        ends.append(train(of, "normec", rounds=4, lr=0.1, privacy=privacy, seed=0, logging=logging).x)
+    assert torch.equal(*ends)
+
+
+class FirstGradient(Method):
+    """Divides by the first gradient that it sees."""
+
+    bound = 1.0
+
+    def __init__(self) -> None:
+        self._scale: Tensor | None = None
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> Any:  # noqa: ARG002
+        self._scale = update[0].abs() + 1 if self._scale is None else self._scale
+        scaled = update / self._scale
+        return scaled / (1 + scaled.norm(dim=1, keepdim=True)), state
+
+
+class FirstNorm(SmoothedNorm):
+    """An operator that does the same."""
+
+    def scale(self, norm: Tensor) -> Tensor:
+        vars(self).setdefault("_first", float(norm[0]) + 1)
+        return super().scale(norm * vars(self)["_first"])
+
+
+@pytest.mark.parametrize("make", [FirstGradient, lambda: DPSGD(FirstNorm(0.1))])
+def test_a_method_keeps_nothing_of_a_run_without_privacy(make: Callable[[], Any]) -> None:
+    """A private run calls copies of a method, which would all have what an earlier run has left in it."""
+    method = make()
+    part = getattr(method, "operator", method)
+    before = dict(vars(part))
+    train(shared_by_clients(False), method, rounds=2, lr=0.1, seed=0)
+    assert vars(part) == before
 
 
 class RunningMean:

@@ -29,7 +29,7 @@ from ..storage.history import NOT_COVERED, STARTED_BY, History
 from ..storage.run_folder import CONFIG, SCHEMA
 from ..system.files import read_json, read_text, read_toml, write_atomic
 from ..system.processes import Interrupt
-from ..training.callbacks import Callback
+from ..training.callbacks import Callback, undone_after
 from ..training.communicator import Communicator, SingleProcess
 from ..training.interleaved import run_to_end
 from ..training.loop import TrainingLoop
@@ -107,7 +107,9 @@ def steps(
         communicator.on_rank_zero(lambda: write_summary(folder, summary))
 
     try:
-        run = yield from loop.steps(asked, keep)
+        # A later private run of this process, as in a comparison, must find nothing that this one saw.
+        with undone_after(problem, not config.private, method):
+            run = yield from loop.steps(asked, keep)
     except Diverged as error:
         if communicator.rank == 0:
             record_divergence(used, folder, error)

@@ -115,8 +115,7 @@ class LoopEngine(BlockEngine):
                 self._states[client] = UserState(problem.functions[client])
             return self._states[client]
         if not self._states:
-            called = [value for value in getattr(problem, "__dict__", {}).values() if callable(value)]
-            self._states[0] = UserState(*called, attributes_of=problem)
+            self._states[0] = state_of_objective(problem)
         return self._states[0]
 
     def _gradient(
@@ -160,6 +159,16 @@ class LoopEngine(BlockEngine):
         stream = Stream(self._seed, "augment")
         drawn = stream.uniform(torch.tensor([client], device=device), round, count * augment.draws)
         return drawn.view(count, augment.draws)
+
+
+def state_of_objective(problem: Objective) -> UserState:
+    """Return what the code of an objective of any kind can keep."""
+    if isinstance(problem, Problem):
+        return state_of(problem)
+    if isinstance(problem, FunctionProblem):
+        return UserState(*problem.functions)
+    called = [value for value in getattr(problem, "__dict__", {}).values() if callable(value)]
+    return UserState(*called, attributes_of=problem)
 
 
 Shares = Callable[[Problem, Tensor, Tree, Tree, RecordClip, int], tuple[Tensor, Tensor]]

@@ -14,7 +14,6 @@ one point, approached from below, and not a bound; `estimated` says so, and a bo
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from torch.nn import functional as F
 from ..errors import UsageError
 from ..gradients.choice import choose_engine
 from ..gradients.linear import fits
-from ..gradients.restored import state_of
+from ..gradients.loop import state_of_objective
 from ..models import Logistic, NonconvexPenalty, binary_loss
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Objective
@@ -61,7 +60,7 @@ def constants_of(problem: Objective, *, lower: float | None = None, iterations: 
     """
     problem = problem.to(problem.x0.device, torch.float64)
     # A later private run must find nothing that was seen here.
-    with state_of(problem).restored() if isinstance(problem, Problem) else nullcontext():
+    with state_of_objective(problem).restored():
         return _constants(problem, lower, iterations)
 
 

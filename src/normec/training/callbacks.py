@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..algorithms.method import Method
 from ..errors import UsageError, at_least, non_negative, one_of
-from ..gradients.restored import state_of
+from ..gradients.loop import state_of_objective
+from ..gradients.restored import UserState
 from ..problems.objective import Buffers, Objective
-from ..problems.problem import Problem
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import NOT_COVERED, UNNOISED, History, Row
 
@@ -20,9 +21,22 @@ if TYPE_CHECKING:
     from .run import Run, State
 
 
-def undone_after(problem: Objective, needed: bool) -> AbstractContextManager[None]:
-    """Return a context that undoes at its end, if that is needed, what the code of a problem has kept in it."""
-    return state_of(problem).restored() if needed and isinstance(problem, Problem) else nullcontext()
+@contextmanager
+def undone_after(problem: Objective, needed: bool, method: object = None) -> Iterator[None]:
+    """Undo at the end, if that is needed, what the code of a problem, and of a method, has kept in the meantime."""
+    if not needed:
+        yield
+        return
+    with state_of_objective(problem).restored(), UserState(*_parts(method)).restored():
+        yield
+
+
+def _parts(method: object) -> Iterator[object]:
+    """Yield a method, and the operators and methods in it."""
+    if isinstance(method, Method):
+        yield method
+        for value in getattr(method, "__dict__", {}).values():
+            yield from _parts(value) if isinstance(value, Method) else [value] if callable(value) else ()
 
 
 class RunInProgress:

@@ -35,9 +35,8 @@ from torch.utils.data import Dataset
 from ..algorithms.method import Method, Steps, rows_like
 from ..algorithms.registry import works_by_rows
 from ..errors import UsageError
-from ..gradients.loop import RECORD_BLOCKS, LoopEngine, record_gradients
+from ..gradients.loop import RECORD_BLOCKS, LoopEngine, record_gradients, state_of_objective
 from ..gradients.record_clip import RecordClip
-from ..gradients.restored import UserState, state_of
 from ..problems.batch_form import Tree, leaves_of, length, size_of
 from ..problems.client_data import FetchedRecords, Records, ResidentRecords
 from ..problems.functions import FunctionProblem
@@ -63,9 +62,8 @@ def refuse_coupled_clients(problem: Objective, seed: int, record_clip: RecordCli
     Raises:
         UsageError: A gradient changed with another client's data, or between two computations.
     """
-    functions = problem.functions if isinstance(problem, FunctionProblem) else ()
-    state = state_of(problem) if isinstance(problem, Problem) else UserState(*functions)
-    with state.restored(), torch.random.fork_rng():  # copies share what is in closures, defaults and classes
+    # Copies share what is in closures, defaults and classes, and other kinds of objectives are not copied.
+    with state_of_objective(problem).restored(), torch.random.fork_rng():
         problem = _precise(problem) if problem.x0.is_cuda else problem
         for mine, other, third in _triples(problem.clients):
             _compare_clients(problem, seed, record_clip, mine, other, third)

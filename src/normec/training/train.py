@@ -187,7 +187,7 @@ def train(
         storage=storage,
     )
     try:
-        with undone_after(problem, options.privacy is None):  # a later private run must find nothing that this one saw
+        with undone_after(problem, privacy is None, method):  # a later private run must find nothing that this one saw
             loop = prepare(problem, method, options)
             with ready(compute.precision):
                 try:
