@@ -139,6 +139,19 @@ def test_batches_and_augmentation(own: bool, engine: str, batches: str) -> None:
         assert most_seen == 1
 
 
+@pytest.mark.parametrize("engine", ["loop", "shared", "linear"])
+def test_a_full_gradient_beside_batches_is_divided_by_all_records(engine: str) -> None:
+    data = [TensorDataset(torch.randn(count, 4), torch.arange(count) % 3) for count in (5, 8)]
+    of, clip = Problem(Softmax(4, 3), F.cross_entropy, data), RecordClip(0.3)
+    found = choose_engine(engine, of, Batches(torch.tensor([5, 8]), 3, 0), 0, clip)
+    assert found.name == engine
+    mine, expected = torch.zeros(2, 2, len(of.x0))
+    for grads, one in ((mine, found), (expected, choose_engine("loop", of, None, 0, clip))):
+        for block in one.blocks(of.x0, of.initial_buffers(), 0, full=True):
+            grads[block.clients] = block.grads
+    torch.testing.assert_close(mine, expected)
+
+
 def test_an_augmentation_that_remembers_records_is_refused() -> None:
     class Blend(OwnFlip):
         """Mixes a record with the one before it."""

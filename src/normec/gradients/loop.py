@@ -123,7 +123,8 @@ class LoopEngine(BlockEngine):
     ) -> tuple[Tensor, Tensor]:
         self._seed_generators(client, round, x.device)
         point = x.detach().clone().requires_grad_()  # a model may write to its parameters
-        divisor = float(self.divisors[client])
+        sizes = self._problem.sizes if rows is None else None  # a full gradient is no batch
+        divisor = float((self.divisors if sizes is None else sizes)[client])
         uniforms = self._uniforms(client, rows, round, x.device)
         if self._clip is not None and isinstance(self._problem, Problem):
             if self._record_blocks is None:
