@@ -47,10 +47,15 @@ def test_groups_part_the_clients_by_length(batch: int | None, block: int) -> Non
         assert group.tolist() == sorted(group.tolist())
 
 
+@pytest.mark.parametrize("as_on_a_gpu", [False, True])
 @pytest.mark.parametrize("everyone", [True, False])
 @pytest.mark.parametrize("batch", [BATCH, 2, None])
-def test_tables_hold_the_loop_s_batches_in_any_order_of_rounds(batch: int | None, everyone: bool) -> None:
-    source, _, records = feed(batch)
+def test_tables_hold_the_loop_s_batches_in_any_order_of_rounds(
+    batch: int | None, everyone: bool, as_on_a_gpu: bool
+) -> None:
+    source, batches, records = feed(batch)
+    if as_on_a_gpu and batches is not None:  # which draws in tensors and looks the numbers up itself
+        source._owned_there = source._owned
     for round in (0, 1, 7, 8, 9, 30, 3, 300, 301, 0):
         for group in source.groups(torch.arange(5), 12, full=False):
             numbers, _ = source.tables(group, round, everyone=everyone)

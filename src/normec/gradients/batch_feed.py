@@ -29,10 +29,9 @@ class BatchFeed:
         self._device = records.inputs.device
         self._sizes = records.sizes
         self._owned = torch.nn.utils.rnn.pad_sequence([rows.cpu() for rows in records.rows], batch_first=True)
-        on_gpu = self._device.type == "cuda" and batches is not None and self._owned.numel() <= _OWNED
-        self._drawn_at = self._device if on_gpu else torch.device("cpu")
-        self._owned_there = self._owned.to(self._drawn_at)
-        self._most_ahead = _AHEAD[self._drawn_at.type]
+        there = self._device.type == "cuda" and batches is not None and self._owned.numel() <= _OWNED
+        self._owned_there = self._owned.to(self._device) if there else None
+        self._most_ahead = _AHEAD["cuda" if there else "cpu"]
         self._stream = Stream(seed, "augment")
         # (first client, how many) → (first round, tables)
         self._ahead: dict[tuple[int, int], tuple[int, Tensor, Tensor | None]] = {}
@@ -95,12 +94,13 @@ class BatchFeed:
             numbers = self._owned[clients, :length].expand(len(rounds), -1, -1)
         elif len(rounds) == 1:  # `table` keeps the order of the pass for the next round
             numbers = self._owned[clients[:, None], self._batches.table(clients, rounds[0])[None, :, :length]]
+        elif self._owned_there is None:
+            tables = self._batches.tables(clients, torch.tensor(rounds))
+            numbers = self._owned[clients[:, None], tables[..., :length]]
         else:
-            tables = self._batches.tables(clients, torch.tensor(rounds), self._drawn_at)
-            whose = upload(clients, self._drawn_at)
-            numbers = self._owned_there[whose[:, None], tables[..., :length]]
-            if self._drawn_at == self._device:
-                return numbers, self._uniforms(clients, rounds, length)
+            tables = self._batches.tables(clients, torch.tensor(rounds), self._device)
+            numbers = self._owned_there[upload(clients, self._device)[:, None], tables[..., :length]]
+            return numbers, self._uniforms(clients, rounds, length)
         return upload(numbers, self._device), self._uniforms(clients, rounds, length)
 
     def _uniforms(self, clients: Tensor, rounds: Sequence[int | Tensor], length: int) -> Tensor | None:

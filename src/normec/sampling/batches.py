@@ -112,7 +112,7 @@ class Batches:
     def tables(self, clients: Tensor, rounds: Tensor, device: torch.device | None = None) -> Tensor:
         """Return `table` for several consecutive rounds, ``[rounds, c, B]``; all orders are drawn at once.
 
-        With a `device` other than the host they are drawn there, and nothing waits for it.
+        With a `device` they are drawn there in tensors, and nothing waits for it; without one on the host, by NumPy.
         """
         steps = self.steps[clients]
         passes = rounds[:, None] // steps
@@ -120,7 +120,7 @@ class Batches:
         whose = clients.repeat(count)
         when = (first + torch.arange(count)[:, None]).flatten()
         which, begin, rows = passes - first, rounds[:, None] % steps * self.batch_size, torch.arange(len(clients))
-        if device is None or device.type == "cpu":
+        if device is None:
             orders = torch.from_numpy(self._orders(whose, when))
         else:
             which, begin, rows, whose, when = (upload(part, device) for part in (which, begin, rows, whose, when))
