@@ -70,6 +70,12 @@ def test_the_noise_of_a_record_is_that_of_its_share_of_the_mean(capsys: pytest.C
     for trust in (["--trust", "local"], ["--trust", "central", "--clients", "5"]):
         share = answered(capsys, *trust, "--bound", str(1.5 / 30))
         assert answered(capsys, *trust, *RECORDS) == pytest.approx(share, rel=1e-3)
+        auto = [*trust, "--unit", "record", "--records", "30"]  # below 1, as a run has it
+        assert answered(capsys, *auto) == answered(capsys, *auto, "--record-clip", "1")
+        method = ["--method", "dpsgd-clip:tau=0.3"]
+        whole = answered(capsys, *trust, "--relation", "replace", *method)
+        found = answered(capsys, *trust, "--unit", "record", "--record-clip", "none", *method)
+        assert found == pytest.approx(whole, rel=1e-3)
     # A clip beyond what a client's message can reach gains nothing over replacing the client.
     replaced = answered(capsys, "--relation", "replace", "--method", "dpsgd-clip:tau=0.02")
     assert answered(capsys, *RECORDS, "--method", "dpsgd-clip:tau=0.02") == pytest.approx(replaced, rel=1e-3)
@@ -104,8 +110,10 @@ def test_the_noise_of_a_record_is_that_of_a_run(
     ("words", "says"),
     [
         (["--records", "5"], "--records and --batch-rate are for --unit record"),
-        (["--unit", "record", "--record-clip", "1"], "needs --records"),
-        (["--unit", "record", "--batch-rate", "2"], "batch_rate must lie in (0, 1]"),
+        (["--unit", "record"], "needs --records"),
+        (["--unit", "record", "--records", "9", "--record-clip", "one"], "a number, auto or none, got 'one'"),
+        (["--unit", "record", "--records", "9", "--record-clip", "-1"], "record_clip must be"),
+        (["--unit", "record", "--records", "9", "--batch-rate", "2"], "batch_rate must lie in (0, 1]"),
         ([*RECORDS, "--records", "0"], "records must be a whole number >= 1"),
         (["--method", "clip21", "--bound", "2"], "leave out --bound"),
         (["--method", "nromec"], "did you mean 'normec'"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 from pathlib import Path
@@ -176,6 +177,19 @@ def test_all_hosted_clients_must_have_their_gradient() -> None:
         ):
             raise AssertionError("the turn of no client")
     optimizer.step()
+
+
+def test_a_turn_that_fails_takes_back_an_earlier_one() -> None:
+    x = nn.Parameter(torch.zeros(1))
+    optimizer = cluster.GD([x], lr=1.0, clients=2)
+    for client, fails in ((0, False), (1, False), (0, True)):
+        with contextlib.suppress(RuntimeError), optimizer.client(client):
+            x.sum().backward()
+            if fails:
+                raise RuntimeError("out of memory")
+    with pytest.raises(normec.Diverged, match="client 0 has no gradient"):
+        optimizer.step()
+    assert float(x) == 0.0
 
 
 def test_a_server_optimizer_moves_all_parameters_alike() -> None:

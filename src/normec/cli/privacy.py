@@ -52,10 +52,14 @@ MethodOfMessages = Annotated[
 ]
 Unit = Annotated[str, typer.Option(help="Who is protected: client or record.")]
 RecordClip = Annotated[
-    float | None, typer.Option(help="Largest norm of a record's gradient, with --unit record.", show_default=False)
+    str | None,
+    typer.Option(
+        help="Largest norm of a record's gradient, auto (below 1) or none (default: auto with --unit record).",
+        show_default=False,
+    ),
 ]
 Records = Annotated[
-    int | None, typer.Option(help="Fewest records of a client, with --record-clip.", show_default=False)
+    int | None, typer.Option(help="Fewest records of a client, where their gradients are clipped.", show_default=False)
 ]
 BatchRate = Annotated[
     float | None,
@@ -100,7 +104,7 @@ def epsilon(
         sampling=sampling_rate,
         noise_schedule=noise_schedule,
         unit=unit,
-        record_clip=record_clip,
+        record_clip=_record_clip(record_clip, unit),
     )
     _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
 
@@ -142,7 +146,7 @@ def noise(
         sampling=sampling_rate,
         noise_schedule=noise_schedule,
         unit=unit,
-        record_clip=record_clip,
+        record_clip=_record_clip(record_clip, unit),
     )
     sigma = composed.sigma(epsilon, delta)
     _answer(as_json, composed, sigma=sigma, epsilon=composed.epsilon(sigma, delta), delta=delta)
@@ -273,6 +277,18 @@ def _literal(word: str) -> Any:
     return word
 
 
+def _record_clip(text: str | None, unit: str) -> float | str | None:
+    """The clip per record, which a run has as well if nothing is said."""
+    if text is None:
+        return "auto" if unit == "record" else None
+    try:
+        return None if text == "none" else text if text == "auto" else float(text)
+    except ValueError:
+        from ..errors import UsageError
+
+        raise UsageError(f"--record-clip takes a number, auto or none, got {text!r}") from None
+
+
 def _release(
     clients: int | None,
     releases: int,
@@ -291,7 +307,9 @@ def _release(
     if privacy.unit == "client" and (records is not None or batch_rate is not None):
         raise UsageError("--records and --batch-rate are for --unit record")
     if privacy.record_clip is not None and records is None:
-        raise UsageError("a clip per record needs --records, the fewest records that a client has")
+        raise UsageError(
+            "a clip per record needs --records, the fewest records that a client has; or give --record-clip none"
+        )
     if clients is None:
         if privacy.trust != "local":
             assumed = "one client" if groups == 1 else f"{groups} clients, one in each group"

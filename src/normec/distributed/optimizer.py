@@ -257,6 +257,7 @@ class ClientOptimizer(Optimizer):
                 raise UsageError(f"the clients of this rank are numbered 0 to {len(self._clients) - 1}, got {number!r}")
             with self._changing_gradients():
                 self._taken.discard(number)
+                self._missing[number] = True
                 self._flat.clear_gradients()
             try:
                 with self._own_numbers(number):
