@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -22,14 +24,14 @@ def test_gradients_are_the_functions_derivatives() -> None:
 
 
 def test_a_scalar_start_hands_scalars_to_the_functions() -> None:
-    shapes = []
+    seen = SimpleNamespace(shapes=[])  # a list in the closure would be as before at the end of the run
 
     def f(x: Tensor) -> Tensor:
-        shapes.append(tuple(x.shape))
+        seen.shapes.append(tuple(x.shape))
         return x**2
 
     run = train(Problem.from_functions([f], torch.tensor(3.0)), GD(), lr=0.25, rounds=2)
-    assert set(shapes) == {()}
+    assert set(seen.shapes) == {()}
     assert run.x.tolist() == [0.75]
     assert run.model is None
 
