@@ -35,6 +35,7 @@ from normec.gradients.shared.compiled import Compilation
 from normec.gradients.shared.engine import SharedEngine
 from normec.gradients.shared.slots import NoRule
 from normec.problems.client_data import ResidentRecords
+from normec.problems.functions import FunctionProblem
 from normec.sampling.batches import Batches, BatchSource
 from normec.theory.problem_constants import constants_of
 
@@ -942,6 +943,54 @@ def test_other_objectives_find_nothing_that_was_seen_without_noise(
         found.append(all_rows(choose_engine("loop", of, None, 0, private=True), of, 0))
     assert torch.equal(found[0][1:], found[1][1:])
     assert not torch.equal(found[0][0], found[1][0])
+
+
+class InContainers(FirstClient):
+    """The same, in a container or a tensor."""
+
+    def __init__(self, at: Tensor, kind: type) -> None:
+        super().__init__(at)
+        self.kept: Any = {dict: {}, list: [], Tensor: [{"in": torch.zeros(2)}]}[kind]
+
+    def client_loss(self, x: Tensor, client: int, *_: object) -> Tensor:
+        own = self.at[client]
+        if isinstance(self.kept, dict):
+            scale = self.kept.setdefault("scale", own)
+        elif not self.kept or isinstance(self.kept[0], Tensor):
+            self.kept += [own]
+            scale = self.kept[0]
+        else:
+            kept = self.kept[0]["in"]
+            scale = kept.copy_(own if not kept.any() else kept).clone()
+        return ((x - own) / scale).square().sum()
+
+
+class ByFunctions(FunctionProblem):
+    """The same, of functions that are called by a class of the caller's own."""
+
+    def __init__(self, at: Tensor) -> None:
+        self.scale: Tensor | None = None
+        super().__init__([lambda x, own=own: ((x - own) / own).square().sum() for own in at], torch.ones(2))
+
+    def client_loss(self, x: Tensor, client: int, *given: Any) -> Tensor:
+        value = super().client_loss(x, client, *given)
+        self.scale = value.detach() if self.scale is None else self.scale
+        return value / self.scale
+
+
+@pytest.mark.parametrize("make", [*(partial(InContainers, kind=kind) for kind in (dict, list, Tensor)), ByFunctions])
+@pytest.mark.parametrize("before", [None, without_privacy, private_run])
+def test_another_objective_keeps_nothing_of_a_client_in_its_attributes(
+    make: Callable[[Tensor], Any], before: Callable[[Any], object] | None
+) -> None:
+    """One client moved the messages of all others, already in the first private run."""
+    found = []
+    for first in (1.5, 5.0):
+        of = make(torch.tensor([[first, 9.0], [2.0, 3.0], [4.0, 1.5]]))
+        if before is not None:
+            before(of)
+        found.append(all_rows(choose_engine("loop", of, None, 0, private=True), of, 0))
+    assert torch.equal(found[0][1:], found[1][1:])
 
 
 def test_an_evaluation_by_another_objective_changes_no_later_round() -> None:

@@ -110,7 +110,7 @@ class LoopEngine(BlockEngine):
         problem = self._problem
         if isinstance(problem, Problem):
             return state_of(problem)
-        if isinstance(problem, FunctionProblem):
+        if type(problem) is FunctionProblem:
             if client not in self._states:
                 self._states[client] = UserState(problem.functions[client])
             return self._states[client]
@@ -166,10 +166,15 @@ def state_of_objective(problem: Objective) -> UserState:
     """Return what the code of an objective of any kind can keep."""
     if isinstance(problem, Problem):
         return state_of(problem)
-    if isinstance(problem, FunctionProblem):
+    if type(problem) is FunctionProblem:
         return UserState(*problem.functions)
-    called = [value for value in getattr(problem, "__dict__", {}).values() if callable(value)]
+    held = [one for value in getattr(problem, "__dict__", {}).values() for one in _each(value)]
+    called = [value for value in held if callable(value)]
     return UserState(*called, attributes_of=problem)
+
+
+def _each(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 Shares = Callable[[Problem, Tensor, Tree, Tree, RecordClip, int], tuple[Tensor, Tensor]]

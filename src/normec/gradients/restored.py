@@ -56,7 +56,8 @@ class UserState:
     def __init__(self, *parts: object, model: nn.Module | None = None, attributes_of: object = None) -> None:
         """`model`: a further part, whose parameters and buffers engines set for every client.
 
-        `attributes_of`: an object of which only the attributes are restored, and not what is in them.
+        `attributes_of`: an object whose attributes are restored, with the containers and tensors in them. They may be
+        the data of clients, so its tensors are copied once, and looked at again where they count a change.
         """
         self._modules: list[nn.Module] = []  # with code of the user's own
         self._owned: list[dict[str, Any]] = []  # parameters and buffers, also of PyTorch's own modules
@@ -70,8 +71,10 @@ class UserState:
         self._looked: dict[int, object] | None = None  # modules and functions that were there at the last look
         self._recorded: list[object] = []  # copies that CUDA graphs write to and read, as often as they are replayed
         self._within = 0  # how many contexts are open, whose copies have to last
+        self._data: dict[int, Tensor] = {}  # tensors that are looked at only where they count a change
         if hasattr(attributes_of, "__dict__"):
-            self._shallow.append(vars(attributes_of))
+            self._deep.append(vars(attributes_of))
+            self._data = {id(one): one for one in _tensors_in(vars(attributes_of))}
         self._trained = frozenset(map(id, model.modules())) if model is not None else frozenset()
         self._set_by_engines = frozenset(map(id, model.parameters())) if model is not None else frozenset()
         for part in (model, *parts):
@@ -294,19 +297,22 @@ class UserState:
                 return tensor, -1, tensor.clone()
         known = self._copies.get(id(tensor))
         if known is not None and known[1] == tensor._version:
-            if _counts_changes(tensor):
+            if self._counts_changes(tensor):
                 return known
             if tensor.shape == known[2].shape and tensor.dtype == known[2].dtype and not self._within:
                 known[2].copy_(tensor)
                 return known
         return tensor, tensor._version, tensor.clone()
 
+    def _counts_changes(self, tensor: Tensor) -> bool:
+        return id(tensor) in self._data or _counts_changes(tensor)
+
     def _restore_tensor(self, tensor: Tensor, version: int, copied: Tensor) -> None:
         if tensor.is_inference():  # it has no version
             with torch.inference_mode():
                 tensor.copy_(copied)
             return
-        if tensor._version == version and (_counts_changes(tensor) or _holds(tensor, copied)):
+        if tensor._version == version and (self._counts_changes(tensor) or _holds(tensor, copied)):
             return
         if tensor._version != version and tensor.grad_fn is not None and not tensor._is_view():
             tensor.detach_()
@@ -423,6 +429,18 @@ def _restore_class(kind: type, attributes: dict[str, Any]) -> None:
 
 def _values(container: Any) -> Iterable[Any]:
     return list(container.values()) if isinstance(container, dict) else container
+
+
+def _tensors_in(container: Any) -> Iterator[Tensor]:
+    """Yield the tensors in a container and in those that it holds."""
+    stack, seen = [container], {id(container)}
+    while stack:
+        for value in _values(stack.pop()):
+            if isinstance(value, Tensor):
+                yield value
+            elif isinstance(value, _NESTED) and id(value) not in seen:
+                seen.add(id(value))
+                stack.append(value)
 
 
 def _copied(container: Any) -> Any:
