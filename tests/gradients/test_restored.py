@@ -1035,6 +1035,21 @@ def test_a_method_keeps_nothing_of_a_run_without_privacy(make: Callable[[], Any]
     assert vars(part) == before
 
 
+def test_a_prediction_leaves_nothing_behind_in_a_transform() -> None:
+    """A function and its copy share a closure; what the first records fix there is refused in a private run."""
+    first: dict[str, Tensor] = {}
+
+    def transform(inputs: Tensor) -> Tensor:
+        return inputs - first.setdefault("mean", inputs.mean(0))
+
+    draw = torch.Generator().manual_seed(0)
+    data = [TensorDataset(torch.randn(8, 4, generator=draw), torch.arange(8) % 3) for _ in range(4)]
+    of = Problem(nn.Linear(4, 3), F.cross_entropy, data, transform=transform)
+    found = train(of, "normec", rounds=1, lr=0.1, seed=0)
+    assert found.predict(data[0].tensors[0]).shape == (8, 3)
+    assert not first
+
+
 class RunningMean:
     """Divides by a running mean of what it saw."""
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from ..errors import UsageError, at_least
+from ..gradients.restored import UserState
 from ..problems.batch_form import joined
 from ..problems.losses import described
 
@@ -46,7 +47,8 @@ def predicted(model: nn.Module, inputs: Any, transform: Callable[[Any], Any] | N
         )
     model.eval()
     parts = []
-    with torch.no_grad():
+    # The transform shares closures with that of the problem, of which a later private run may be made.
+    with torch.no_grad(), UserState(transform).restored():
         for start in range(0, lengths.pop(), batch_size):
             part = _rows(held, start, batch_size, model, transform)
             try:
