@@ -99,24 +99,20 @@ def bench(
     docs/results/performance.md explains the rows.
     """
     log = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+    on_gpu = device != "cpu"
+    if seconds is None:
+        seconds = 1.0 if on_gpu else 5.0
+    if repeats is None:
+        repeats = 1 if on_gpu else 3
+    if beside is None:
+        beside = min(16, os.cpu_count() or 1) if on_gpu else 1
     if ranks is not None:
-        return _ranks(
-            workload or "resnet20", n, ranks, 3 if repeats is None else repeats, min(rounds, 10), log, as_json
-        )
+        return _ranks(workload or "resnet20", n, ranks, repeats, min(rounds, 10), log, as_json)
     from . import measurement, session
 
-    on_gpu = device != "cpu"
-    usual = measurement.Limits(rounds, limit=limit)
-    limits = measurement.Limits(
-        rounds,
-        seconds if seconds is not None else 1.0 if on_gpu else usual.seconds,
-        repeats if repeats is not None else 1 if on_gpu else usual.repeats,
-        limit,
-        beside if beside is not None else min(16, os.cpu_count() or 1) if on_gpu else 1,
-    )
     summary = session.run(
         session.cases(_split(workload), _numbers(n), device, _split(precision), threads),  # type: ignore[arg-type]
-        limits,
+        measurement.Limits(rounds, seconds, repeats, limit, beside),
         engines=_split(engines),
         peers=[] if peers == "none" else _split(peers),
         floors=_split(floors),

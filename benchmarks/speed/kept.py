@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from normec import UsageError
+from normec.system.files import write_atomic
 
 from .implementations import Implementation
 from .measurement import Measured, Outcome, Task
@@ -43,7 +44,7 @@ class Kept:
 
     def begin(self) -> None:
         """Write the lines that are whole, and the first one."""
-        self._path.write_text("".join(json.dumps(line) + "\n" for line in self._lines or [self._facts]))
+        write_atomic(self._path, "".join(json.dumps(line) + "\n" for line in self._lines or [self._facts]))
 
     def add(self, task: Task, outcome: Outcome) -> None:
         line = {"case": task.case.to_dict(), "implementation": task.implementation.to_dict(), "outcome": outcome}

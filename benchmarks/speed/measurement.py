@@ -88,12 +88,8 @@ class _Child:
 
     def __init__(self, runner: Runner, task: Task, folder: Path) -> None:
         folder.mkdir()
-        self.task, self._limit, self._answer, self._log = (
-            task,
-            runner.limits.limit,
-            folder / "answer.json",
-            folder / "log",
-        )
+        self.task, self._limit = task, runner.limits.limit
+        self._answer, self._log = folder / "answer.json", folder / "log"
         self._started = time.time()
         self._ends = self._started + self._limit
         self._stopped_at: float | None = None

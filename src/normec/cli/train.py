@@ -187,7 +187,7 @@ def show_result(result: Result) -> None:
         ("test loss", number(final.get("test_loss"), 4) if final.get("accuracy") is None else ""),
         ("mean over clients", percent(final.get("accuracy_mean_over_clients"))),
         ("best test accuracy", percent(summary["best_accuracy"])),
-        ("most frequent class", percent(summary.get("majority"))),
+        ("majority-class baseline", percent(summary.get("majority"))),
         *((name.replace("_", " "), number(value, 4)) for name, value in own_metrics(final).items()),
         ("sent by a client", f"{final.get('bytes', 0) / 1e6:.3g} MB"),
         ("time", f"{summary['timings']['total']:.1f} s, engine {summary['engine']} on {summary['device']}"),

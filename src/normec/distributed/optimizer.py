@@ -223,7 +223,7 @@ class ClientOptimizer(Optimizer):
 
     @contextmanager
     def client(self, number: int) -> Iterator[None]:
-        """Give one of this rank's clients its turn: the gradients that the block computes are its own; for several.
+        """Give one of several clients of this rank its turn: the gradients that the block computes are its own.
 
         The block begins without gradients and leaves none, so that a client's data enter one message only. In a private
         run of several clients per rank it has global random numbers of torch, NumPy and Python of its own, because the
@@ -237,8 +237,9 @@ class ClientOptimizer(Optimizer):
                 memory does.
 
         Raises:
-            UsageError: There is no client of this number, or another call is running. With privacy the next call then
-                drops all gradients, and the round has to begin again.
+            UsageError: There is no client of this number, another call is running, or a hook makes this one during
+                `backward`. After the last two, with privacy, the next call drops all gradients, and the round has to
+                begin again.
 
         Example:
             >>> from normec import GD
@@ -280,10 +281,8 @@ class ClientOptimizer(Optimizer):
         if self._noise is None or len(self._clients) == 1:
             yield
             return
-        seed, device = (
-            derive_seed(self._draws, "client", self.round, int(self._clients[number])),
-            self._flat.like.device,
-        )
+        seed = derive_seed(self._draws, "client", self.round, int(self._clients[number]))
+        device = self._flat.like.device
         python, numpy = random.getstate(), np.random.get_state()
         with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else ()):
             try:

@@ -186,13 +186,7 @@ class LinearEngine(BlockEngine):
             most = max(1, _AHEAD // (len(clients) * int(self._sizes.max())))
             rounds = torch.arange(round, round + min(most, 2 * len(numbers) or 8))
             tables = batches.tables(clients, rounds, self._owned.device if self._owned.is_cuda else None)
-            on_gpu = tables.is_cuda
-            numbers = (
-                self._owned[upload(clients, tables.device)[:, None], tables]
-                if on_gpu
-                else self._numbers(clients, tables)
-            )
-            begun = round
+            begun, numbers = round, self._numbers(clients, tables)
             self._ahead[first] = (begun, numbers)
         return numbers[round - begun]
 

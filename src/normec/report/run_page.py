@@ -167,7 +167,7 @@ def card_facts(view: RunView) -> list[tuple[str, str, str]]:
     of = f"of {formatting.number(view.rounds)}" if view.rounds else ""
     beside = f"best {formatting.percent(best)} in round {at}"
     if summary.get("majority") is not None:
-        beside += f"; always the most frequent class {formatting.percent(summary['majority'])}"
+        beside += f"; majority-class baseline {formatting.percent(summary['majority'])}"
     test_loss = final.get("test_loss") if best is None else None  # beside an accuracy, its curve is enough
     return [
         ("Test accuracy", formatting.percent(final.get("accuracy")), beside),

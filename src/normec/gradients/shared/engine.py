@@ -110,8 +110,7 @@ class SharedEngine(BlockEngine):
             if isolated:
                 self._model.loss_alone = forgetful_part(problem.loss)
         self._everyone: tuple[Tensor, ...] | None = None
-        # Of the blocks of all clients, by their first client: which records fill up a batch, and the weights of all.
-        self._constant: dict[int, _Padded] = {}  # of blocks of all clients, by their first one
+        self._constant: dict[int, _Padded] = {}  # of the blocks of all clients, by their first client
         self._kept = InputCache(problem, records, whole=batches is None)
         self._seen = False  # whether the model has run without reading values
         self._grads = GradientTable()
