@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from itertools import product
@@ -17,6 +18,7 @@ from torch.utils.data import TensorDataset
 from normec import Problem, kernels
 from normec.gradients.precision import products
 from normec.gradients.shared import norms
+from normec.gradients.shared.operations import OperationModel
 from normec.gradients.shared.rules import ModuleModel
 from normec.models.fused_norms import norm_relu
 from normec.models.resnet import Block
@@ -217,11 +219,11 @@ def check_norm_relu_in_a_model(device: str) -> None:
         parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
         of = Problem(nn.Sequential(*layers), F.cross_entropy, parts).to(torch.device(device), torch.float32)
         made = ModuleModel(of)
-        model, sink = made.model, made.sink
+        sink = made.sink
         grads, buffers = torch.full((clients, len(of.x0)), torch.nan, device=device), of.initial_buffers()
         sink.fill(of.x0, grads, buffers)
         with products("float32"), mock.patch.object(norms, "_slopes", wraps=norms._slopes) as called:
-            outputs = model.train()(x.to(device))
+            outputs = made.outputs(x.to(device))
             names = {type(node).__name__ for node in nodes(outputs.grad_fn)}
             # ReLU, and the shortcut that changes the size, are the kernels' as well.
             assert not any(part in name for part in ("Relu", "Pad", "Slice") for name in names), names
@@ -232,8 +234,8 @@ def check_norm_relu_in_a_model(device: str) -> None:
         by_autograd(of, grads, x, labels, norm)
 
 
-def check_a_hooked_norm_stays_alone(device: str) -> None:
-    """A hook sees what the norm makes, before shortcut and ReLU."""
+def check_hooked_norms_stay_alone(device: str) -> None:
+    """A hook sees what a norm makes, before shortcut and ReLU."""
     torch.manual_seed(0)
     block, seen = Block(8, 8, 1, nn.BatchNorm2d), []
     block.norm1.register_forward_hook(lambda *call: seen.append(call[2].detach()))
@@ -241,14 +243,135 @@ def check_a_hooked_norm_stays_alone(device: str) -> None:
     x, labels = torch.randn(4, 8, 5, 4), torch.arange(4)
     of = Problem(layers, F.cross_entropy, [TensorDataset(x, labels)]).to(torch.device(device), torch.float32)
     made = ModuleModel(of)
-    model, sink = made.model, made.sink
-    sink.fill(of.x0, torch.zeros(1, len(of.x0), device=device), of.initial_buffers())
+    made.sink.fill(of.x0, torch.zeros(1, len(of.x0), device=device), of.initial_buffers())
     seen.clear()  # of what the problem tried on the model
-    outputs = model.train()(x.to(device))
-    sink.clear()
+    outputs = made.outputs(x.to(device))
+    made.sink.clear()
     assert len(seen) == 1
     assert bool((seen[0] < 0).any())
-    assert sum("Relu" in type(node).__name__ for node in nodes(outputs.grad_fn)) == 1
+    assert sum("Relu" in type(node).__name__ for node in nodes(outputs.grad_fn)) == 2
+
+
+class Spelled(nn.Module):
+    """Two convolutions with norms, and what comes after the norms, said in one of several ways."""
+
+    def __init__(self, way: str, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.way = way
+        self.first, self.second = nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.Conv2d(8, 8, 3, padding=1)
+        self.norms = nn.ModuleList(norm(8) for _ in range(3))
+        self.relu = nn.ReLU(inplace=way == "modules in place")
+        self.down = nn.Sequential(nn.Conv2d(4, 8, 1), norm(8))
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norms[0](self.first(x))
+        h = F.relu(h) if self.way == "functions" else self.relu(h)
+        out, shortcut = self.norms[1](self.second(h)), self.down(x)
+        match self.way:
+            case "modules in place":
+                out += shortcut
+                out = self.relu(out)
+            case "functions":
+                out = F.relu(shortcut + out)
+            case "methods":
+                out = out.add_(h).relu_() + h
+            case "used before":
+                out = out + out.relu() + 2 * (out + h).relu()
+            case "changed":
+                size = out.shape[2]
+                out.mul_(2)
+                out = (out + h).relu() * size + h
+            case "another shape":
+                out = F.relu(out + shortcut.mean((2, 3), keepdim=True)) + F.relu(torch.cat([out, h]).chunk(2)[0])
+            case "nothing else":
+                self.norms[2](h)  # its statistics count
+                return self.head((out + h).mean((2, 3)))
+            case "a sum of three":
+                out = torch.add(out, h, alpha=2) + F.relu(out + h + shortcut) - F.relu(self.norms[0](out))
+        return self.head(out.mean((2, 3)))
+
+
+LEFT = {  # how often ReLU is left to PyTorch
+    "modules in place": 0,
+    "functions": 0,
+    "methods": 0,
+    "used before": 0,
+    "changed": 1,
+    "another shape": 2,
+    "nothing else": 0,
+    "a sum of three": 0,
+}
+
+
+def check_norms_wait(device: str) -> None:
+    """Whatever follows a norm, its kernel computes the same as PyTorch does, and counts a batch once."""
+    clients, records = 2, 3
+    kinds: dict[str, Callable[[int], nn.Module]] = {"batch": nn.BatchNorm2d, "group": partial(nn.GroupNorm, 4)}
+    for (way, left), (kind, norm), rules in product(LEFT.items(), kinds.items(), (ModuleModel, OperationModel)):
+        torch.manual_seed(0)
+        model = Spelled(way, norm)
+        x, labels = torch.randn(clients * records, 4, 6, 5), torch.arange(clients * records) % 4
+        parts = [TensorDataset(*pair) for pair in zip(x.chunk(clients), labels.chunk(clients), strict=True)]
+        of = Problem(model, F.cross_entropy, parts).to(torch.device(device), torch.float32)
+        made = rules(of)
+        buffers, grads = of.initial_buffers(), torch.full((clients, len(of.x0)), torch.nan, device=device)
+        made.sink.fill(of.x0, grads, buffers)
+        with products("float32"), made.guard():
+            losses = made.losses(x.to(device), labels.to(device).view(clients, -1))
+            found = sum("Relu" in type(node).__name__ for node in nodes(losses.grad_fn))
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+        made.collect()
+        made.sink.finish()
+        if kind == "batch" or rules is ModuleModel:
+            assert found == left, (way, kind, rules.__name__, found)
+        by_autograd(of, grads, x, labels, (way, kind, rules.__name__))
+        for client, own in enumerate(x.chunk(clients)):
+            reference = copy.deepcopy(model).float().cpu().train()
+            for name, value in of.initial_buffers().items():
+                reference.get_buffer(name).copy_(value[client])
+            reference(own)
+            for name, value in buffers.items():
+                near(value[client].cpu(), reference.get_buffer(name), 1e-5, (way, kind, rules.__name__, name))
+
+
+class Squared(torch.autograd.Function):
+    """Code that is called with a norm's output, and that PyTorch does not show to anybody."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * g
+
+
+class Hidden(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(Squared.apply(self.norm(self.conv(x))).mean((2, 3)))  # type: ignore[no-untyped-call]
+        return found
+
+
+def check_what_nobody_sees_fails(device: str) -> None:
+    """A function that gets what stands for a norm's output ends the pass, and never leaves a gradient out."""
+    torch.manual_seed(0)
+    x, labels = torch.randn(4, 4, 6, 5), torch.arange(4)
+    of = Problem(Hidden(), F.cross_entropy, [TensorDataset(x, labels)]).to(torch.device(device), torch.float32)
+    made = ModuleModel(of)
+    made.sink.fill(of.x0, torch.zeros(1, len(of.x0), device=device), of.initial_buffers())
+    failed = False
+    try:
+        made.losses(x.to(device), labels.to(device)[None]).sum().backward()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        failed = True
+    assert failed
 
 
 CHECKS: tuple[Callable[[str], None], ...] = (
@@ -258,5 +381,7 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     check_norms_in_evaluations,
     check_evaluations,
     check_norm_relu_in_a_model,
-    check_a_hooked_norm_stays_alone,
+    check_hooked_norms_stay_alone,
+    check_norms_wait,
+    check_what_nobody_sees_fails,
 )

@@ -138,11 +138,14 @@ def choose_engine(
         return loop
 
     def make(kind: Kind, of: Problem, precision: Precision) -> FastEngine:
-        # The copy that engines are compared on in float64 stays uncompiled, to compile only once.
-        compiling = of is problem or (of.x0.is_cuda and of.x0.dtype == problem.x0.dtype)
+        # The copy that engines are compared on in float64 stays uncompiled, to compile only once. Nothing is recorded
+        # of a copy, which would also say a second time why it cannot be.
+        compiling, recording = of is problem or (of.x0.is_cuda and of.x0.dtype == problem.x0.dtype), of is problem
         # The copy in a private run may have fewer records.
         own = batches if batches is None or of is problem or of.sizes is None else batches.of(of.sizes)
-        fast = _fast(kind, of, own, seed, record_clip, precision, private, compiling, local is not None, drawn)
+        fast = _fast(
+            kind, of, own, seed, record_clip, precision, private, compiling, recording, local is not None, drawn
+        )
         if local is None or steps is None:
             return fast
         points = fast if isinstance(fast, BatchedEngine | LinearEngine) else OneByOne(fast, len(of.x0))
@@ -176,6 +179,7 @@ def _fast(
     precision: Precision,
     private: bool,
     compiling: bool,
+    recording: bool,
     local: bool,
     drawn: int | None,
 ) -> LinearEngine | SharedEngine | BatchedEngine | RecordedEngine | CompiledEngine:
@@ -197,7 +201,7 @@ def _fast(
             given = problem, records, batches, seed, precision, rules
             return SharedEngine(*given, private=private, record_clip=record_clip, compilation=compilation)
         case "recorded":
-            return RecordedEngine(problem, records, batches, seed, precision, private=private)
+            return RecordedEngine(problem, records, batches, seed, precision, private=private, recording=recording)
         case "batched":
             return BatchedEngine(problem, records, batches, seed, precision, local=local, private=private)
         case _:

@@ -64,10 +64,11 @@ class RecordedEngine(BlockEngine):
         precision: Precision = "tf32",
         *,
         private: bool = False,
+        recording: bool = True,
     ) -> None:
         """In a `private` run, no two clients run a model of the user's own at the same time.
 
-        It starts every client as it was before (`restored`).
+        It starts every client as it was before (`restored`). Without `recording` every pass is a plain one.
         """
         self._problem, self._forgetful, self._seed = problem, forgetful(problem) if private else problem, seed
         self._feed = BatchFeed(problem, records, batches, seed)
@@ -78,7 +79,7 @@ class RecordedEngine(BlockEngine):
         self._copies = [ModelCopy(problem, records, precision, private=private) for _ in range(streams)]
         self._streams = [torch.cuda.Stream(device) for _ in self._copies] if device.type == "cuda" else []
         self._generators = _Generators(device)
-        self._graphs = _graphs() if device.type == "cuda" else None
+        self._graphs = _graphs() if device.type == "cuda" and recording else None
         self._calls = Counter[tuple[int, ...]]()
         self._grads = GradientTable()
 

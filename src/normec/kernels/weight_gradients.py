@@ -116,8 +116,8 @@ def weight_gradients(
     sizes, options = blocks(CO, CI * taps, x.dtype != rows.dtype)
     block_o, block_n, block_k = (sizes[name] for name in ("BLOCK_O", "BLOCK_N", "BLOCK_K"))
     tiles = triton.cdiv(CI * taps, block_n) * triton.cdiv(CO, block_o)
-    splits = 1
-    while splits < 64 and clients * tiles * splits < 1024 and pixels > 4 * splits * block_k:
+    splits, wanted = 1, _PROGRAMS if block_o > block_n else 1024
+    while splits < 64 and clients * tiles * splits < wanted and pixels > 4 * splits * block_k:
         splits *= 2
     span = triton.cdiv(triton.cdiv(pixels, splits), block_k) * block_k
     part = rows.new_empty(clients * splits, CO, taps * CI)
@@ -135,6 +135,8 @@ def weight_gradients(
 def blocks(outputs: int, columns: int, half: bool) -> tuple[dict[str, int], dict[str, int]]:
     """Return the first kernel's blocks and options, from the sizes of a weight gradient and the inputs' precision."""
     block_o, block_n = (min(64, max(16, triton.next_power_of_2(size))) for size in (outputs, columns))
+    if half and outputs >= 128:  # larger blocks read every number less often, which takes most of the time
+        return {"BLOCK_K": 64, "BLOCK_O": 128, "BLOCK_N": block_n}, {"num_warps": 4, "num_stages": 3}
     sizes = {"BLOCK_K": 128 if half else 64, "BLOCK_O": block_o, "BLOCK_N": block_n}
     return sizes, {"num_warps": 4, "num_stages": 2 if half else 3}
 

@@ -32,16 +32,9 @@ def fused_by(compute: Fused) -> Iterator[None]:
 def norm_relu(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
     """relu(norm(x) + shortcut); the fused form needs fewer passes over GPU memory.
 
-    A norm that can do so in training has a method `then_relu(x, shortcut)`, which returns None if it cannot. In
-    `kernels.evaluating` a kernel may do it, for images on a GPU.
+    In `fused_by` an engine may compute it, and in `kernels.evaluating` a kernel, for images on a GPU.
     """
-    at_once: Callable[[Tensor, Tensor | None], Tensor | None] | None = getattr(norm, "then_relu", None)
-    if at_once is not None:
-        found = at_once(x, shortcut)
-    elif kernels.forward_only():
-        found = _by_kernel(norm, x, shortcut)
-    else:
-        found = _by_engine(norm, x, shortcut, None)
+    found = _by_kernel(norm, x, shortcut) if kernels.forward_only() else _by_engine(norm, x, shortcut, None)
     if found is None:
         found = norm(x) if shortcut is None else norm(x) + shortcut
         found = F.relu(found)
@@ -89,11 +82,3 @@ def _by_kernel(norm: nn.Module, x: Tensor, shortcut: Tensor | None) -> Tensor | 
             statistics = norm.running_mean, norm.running_var
             return batch_norm.evaluate(x, norm.weight, norm.bias, statistics, norm.eps, shortcut)
     return None
-
-
-def second(x: Tensor) -> Tensor:
-    """x for a second use; its norm adds the gradient of this use to that of the first one, if it supports this."""
-    again: Tensor | None = getattr(x, "second", None)
-    if again is None or x._version or x._backward_hooks:  # changes of x since then would be missed
-        return x
-    return again

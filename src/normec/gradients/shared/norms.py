@@ -1,8 +1,8 @@
 """GroupNorm and BatchNorm with one gradient of weight and bias per client; BatchNorm uses each client's statistics.
 
-Their kernels also compute what often follows a norm: the addition of a shortcut and ReLU (`models.norm_relu`), and for
+Their kernels also compute what often follows a norm: the addition of a shortcut and ReLU (`lazy_norms`), and for
 GroupNorm the 2×2 max pooling as well (`models.norm_relu_pool`). Without pooling, the output is returned twice, for two
-uses (see `models.second`).
+uses.
 """
 
 # mypy: disable-error-code="override, no-untyped-def, no-untyped-call, misc, call-arg, arg-type"

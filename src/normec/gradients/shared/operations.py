@@ -37,6 +37,7 @@ from ...problems.problem import Problem, buffer_owner
 from ..own_vmap_rules import RefuseOwnVmapRules
 from .convolution import ConvRows, Geometry
 from .layers import AffineRows, EmbeddingRows, LayerNormRows, LinearRows
+from .lazy_norms import may_wait, waiting
 from .norms import BatchNormRows
 from .recurrent import Recurrence
 from .slots import GradientSink, Maybe, NoRule, ParameterSlot, parameter_slots, values_of
@@ -69,6 +70,7 @@ class OperationModel:
                 Recurrence.of(module)  # raises `NoRule`
             held = module._parameters.items()
             self._owners += [(module, key, numbers[p]) for key, p in held if p is not None and p in numbers]
+        self.sink.waits = may_wait(self.model)
         self._buffers = {name: buffer_owner(self.model, name) for name, _ in self.model.named_buffers()}
         self._tables: list[Tensor] = []
 
@@ -127,7 +129,9 @@ class OperationModel:
                 module, key = self._buffers[name]
                 module._buffers[key] = value
             with OperationRules(self.sink, known):
-                loss = self._problem.loss(self.model(inputs), targets)
+                with waiting(self.sink):
+                    outputs = self.sink.used(self.model(inputs))
+                loss = self._problem.loss(outputs, targets)
             after = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
             return loss, {n: value for n, value in after.items() if value is not None and value is not buffers[n]}
         finally:
@@ -417,16 +421,23 @@ class OperationRules(TorchFunctionMode):
             return NotImplemented
         pair = slots if slots is not None else (None, None)
 
-        def apply(clients: int, batched: Sequence[bool], x: Tensor, *running: Maybe) -> Tensor:
-            given = _expanded(clients, batched[0], x).flatten(0, 1)
-            if given.numel() < 2 * clients * given.shape[1]:
-                raise NoRule("BatchNorm needs more than one value per channel for a variance")
-            tables = running if running[0] is not None and running[1] is not None else None
-            shared = (clients, momentum, eps, False)
-            found, _ = BatchNormRows.apply(given, None, *values_of(pair), pair, tables, *shared)
-            return found.unflatten(0, (clients, -1))
+        lazy = self._sink.lazy if BatchNormRows.fits(x, 1) else None
 
-        return self._across(apply, x, running_mean, running_var)
+        def norm(shortcut: Maybe, relu: bool, counted: bool) -> Any:
+            def apply(
+                clients: int, batched: Sequence[bool], x: Tensor, shortcut: Maybe, *running: Maybe
+            ) -> tuple[Tensor, ...]:
+                given = _expanded(clients, batched[0], x).flatten(0, 1)
+                added = None if shortcut is None else _expanded(clients, batched[1], shortcut).flatten(0, 1)
+                if given.numel() < 2 * clients * given.shape[1]:
+                    raise NoRule("BatchNorm needs more than one value per channel for a variance")
+                tables = running if counted and running[0] is not None and running[1] is not None else None
+                both = BatchNormRows.apply(given, added, *values_of(pair), pair, tables, clients, momentum, eps, relu)
+                return tuple(one.unflatten(0, (clients, -1)) for one in both)
+
+            return self._across(apply, x, shortcut, running_mean, running_var)
+
+        return norm(None, False, True)[0] if lazy is None else lazy.promise(x, norm)
 
     def attention(
         self,

@@ -33,10 +33,11 @@ from ..own_code import is_hooked
 from ..own_vmap_rules import RefuseOwnVmapRules
 from .convolution import ConvRows, Geometry, TiledConvRows
 from .layers import AffineRows, EmbeddingRows, GroupNormOnHost, LayerNormRows, LinearRows
+from .lazy_norms import Norm, may_wait, waiting
 from .norms import BatchNormRows, GroupNormPoolRows, GroupNormRows
 from .pooling import AdaptiveMaxPoolByKernel, MaxPoolByKernel, ShortcutByKernel
 from .recurrent import RECURRENT, Recurrence, run_module
-from .slots import GradientSink, NoRule, ParameterSlot, parameter_slots
+from .slots import GradientSink, Maybe, NoRule, ParameterSlot, parameter_slots
 
 Slots = dict[str, ParameterSlot | None]
 Rule = Callable[[Any, Slots, GradientSink, str, Tensor], Any]
@@ -72,6 +73,7 @@ class ModuleModel:
         slots = parameter_slots(self.model, self.sink)
         for name, module in self.model.named_modules():
             _use_rule(module, f"{name}." if name else "", slots, self.sink)
+        self.sink.waits = may_wait(self.model)
         self._plain = problem.loss in (F.cross_entropy, binary_loss)
         self.loss_alone = problem.loss  # of one client's outputs
         self.leaves_out = True  # whether targets may be those that cross entropy ignores
@@ -79,8 +81,7 @@ class ModuleModel:
     def losses(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each client, from inputs ``[c · B, ...]`` and targets ``[c, B, ...]``."""
         clients, loss = len(targets), self._problem.loss
-        self.model.train()
-        outputs = self.model(inputs)
+        outputs = self.outputs(inputs)
         if self._plain:
             flat = targets.flatten(0, 1)
             each = (
@@ -96,6 +97,13 @@ class ModuleModel:
         if self.sink.by_record:
             return vmap(loss)(split, targets)
         return torch.stack([self.loss_alone(own, target) for own, target in zip(split, targets, strict=True)])
+
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """Return what the model makes of the records of all clients; on a GPU with lazy norms."""
+        self.model.train()
+        with waiting(self.sink):
+            found: Tensor = self.sink.used(self.model(inputs))
+        return found
 
     def guard(self, modes: Collection[type] = ()) -> AbstractContextManager[object]:
         """Return the context of the forward and backward pass, in which no code of the user sees several records."""
@@ -122,13 +130,15 @@ def _use_rule(module: Any, name: str, known: Mapping[nn.Parameter, ParameterSlot
         if rule is _conv and TiledConvRows.prepare(module, slots.get("weight")):
             rule = _tiled_conv
         # The `forward` of an instance takes precedence over that of its class; all else stays the same.
-        module.forward = partial(rule, module, slots, sink, name)
-        if rule in (_batch_norm, _group_norm):
-            module.then_relu = partial(_then_relu, module, rule, slots, sink, name)
+        module.forward = partial(_forward, sink, partial(rule, module, slots, sink, name))
         if rule is _group_norm:
-            module.then_pool = partial(_then_pool, module, slots)
+            module.then_pool = partial(_then_pool, module, slots, sink)
     elif type(module) in _BARE:
-        module.forward = partial(_BARE[type(module)], module)
+        module.forward = partial(_forward, sink, partial(_BARE[type(module)], module))
+
+
+def _forward(sink: GradientSink, rule: Callable[..., Any], x: Tensor, *others: Any) -> Any:
+    return rule(sink.used(x), *others)
 
 
 def _rule(module: nn.Module) -> Rule:
@@ -191,50 +201,33 @@ def _embedding(module: nn.Embedding, slots: Slots, sink: GradientSink, name: str
     return EmbeddingRows.apply(numbers, weight, slots["weight"], padding)
 
 
-def _group_norm(
-    module: nn.GroupNorm,
-    slots: Slots,
-    sink: GradientSink,  # noqa: ARG001
-    name: str,  # noqa: ARG001
-    x: Tensor,
-    shortcut: Tensor | None = None,
-    relu: bool = False,
-) -> Tensor:
+def _group_norm(module: nn.GroupNorm, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:  # noqa: ARG001
     weight, bias = _values(module, slots, "weight", "bias")
     where = (slots.get("weight"), slots.get("bias"))
     if GroupNormRows.fits(x, module.num_groups):
-        return _first(GroupNormRows.apply(x, shortcut, weight, bias, where, module, relu))
+
+        def norm(shortcut: Maybe, relu: bool, counted: bool) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+            return GroupNormRows.apply(x, shortcut, weight, bias, where, module, relu)
+
+        return _promised(sink, x, norm)
     if GroupNormOnHost.fits(x, weight):
         return GroupNormOnHost.apply(x, weight, bias, where, module.num_groups, module.eps)
     normed = F.group_norm(x, module.num_groups, None, None, module.eps)
     return _affine(module, slots, normed, first=True)
 
 
-def _then_relu(
-    module: Any, rule: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor, shortcut: Tensor | None
-) -> Tensor | None:
-    """Return `models.norm_relu` computed by the norm's kernel, or None if the kernel does not apply."""
-    fits = BatchNormRows.fits(x, sink.clients) if rule is _batch_norm else GroupNormRows.fits(x, module.num_groups)
-    alike = shortcut is None or (shortcut.shape == x.shape and shortcut.dtype == x.dtype)
-    if not fits or not alike or is_hooked(module):
-        return None
-    return rule(module, slots, sink, name, x, shortcut, True)
+def _promised(sink: GradientSink, x: Tensor, norm: Norm) -> Tensor:
+    """Return the output of a norm with a kernel, or what stands for it until it is used."""
+    return norm(None, False, True)[0] if sink.lazy is None else sink.lazy.promise(x, norm)
 
 
-def _then_pool(module: nn.GroupNorm, slots: Slots, x: Tensor, pool: nn.Module) -> Tensor | None:
+def _then_pool(module: nn.GroupNorm, slots: Slots, sink: GradientSink, x: Tensor, pool: nn.Module) -> Tensor | None:
     """Return `models.norm_relu_pool` computed by one kernel, or None if the kernel does not apply."""
+    x = sink.used(x)
     if is_hooked(module) or is_hooked(pool) or not GroupNormPoolRows.fits(x, module, pool):
         return None
     weight, bias = _values(module, slots, "weight", "bias")
     return GroupNormPoolRows.apply(x, weight, bias, (slots.get("weight"), slots.get("bias")), module)
-
-
-def _first(twice: tuple[Tensor, Tensor], by_kernel: bool = True) -> Tensor:
-    """Return a norm's output; `models.second` finds its second copy if a kernel adds the gradients of both."""
-    first, again = twice
-    if by_kernel:
-        first.second = again  # type: ignore[attr-defined]
-    return first
 
 
 def _shortcut(module: Shortcut, x: Tensor) -> Tensor:
@@ -286,15 +279,7 @@ def _affine(module: nn.Module, slots: Slots, normed: Tensor, first: bool) -> Ten
     return AffineRows.apply(normed, weight, bias, where, first)
 
 
-def _batch_norm(
-    module: Any,
-    slots: Slots,
-    sink: GradientSink,
-    name: str,
-    x: Tensor,
-    shortcut: Tensor | None = None,
-    relu: bool = False,
-) -> Tensor:
+def _batch_norm(module: Any, slots: Slots, sink: GradientSink, name: str, x: Tensor) -> Tensor:
     if sink.by_record:
         raise NoRule("BatchNorm mixes the records of a batch, so no record has a gradient of its own")
     if not module.training:
@@ -309,12 +294,13 @@ def _batch_norm(
         sink.count_batch(name + "num_batches_tracked")
     weight, bias = _values(module, slots, "weight", "bias")
     where = (slots.get("weight"), slots.get("bias"))
-    momentum = module.momentum if running is not None else 0.0
-    known = sink.moments_of(x)
-    found = BatchNormRows.apply(
-        x, shortcut, weight, bias, where, running, sink.clients, momentum, module.eps, relu, known
-    )
-    return _first(found, BatchNormRows.fits(x, sink.clients))
+    clients, known = sink.clients, sink.moments_of(x)
+
+    def norm(shortcut: Maybe, relu: bool, counted: bool) -> tuple[Tensor, Tensor]:
+        kept, momentum = (running, module.momentum) if running is not None and counted else (None, 0.0)
+        return BatchNormRows.apply(x, shortcut, weight, bias, where, kept, clients, momentum, module.eps, relu, known)
+
+    return _promised(sink, x, norm) if BatchNormRows.fits(x, clients) else norm(None, False, True)[0]
 
 
 def _recurrent(

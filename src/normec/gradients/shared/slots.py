@@ -23,6 +23,7 @@ from ...problems.objective import Buffers
 
 if TYPE_CHECKING:
     from ...kernels.convolution import Moments
+    from .lazy_norms import LazyNorms
     from .record_sums import Products, Squares, Use, Write
 
 Maybe = Tensor | None
@@ -80,7 +81,9 @@ class GradientSink:
     tables: Sequence[Tensor] = ()  # the gradients of each slot, if they have memory of their own and not in `grads`
     packing: PackedWeights = field(default_factory=PackedWeights)
     normed: bool = False  # whether a BatchNorm may use the moments of a convolution's output
+    waits: bool = False  # whether there are norms that may wait for what follows them
     moments: dict[int, tuple[Tensor, int, Moments]] = field(default_factory=dict)  # by the id of the images
+    lazy: LazyNorms | None = None  # while the model runs and its norms wait
     counts: Counter[str] = field(default_factory=Counter)  # increments of buffers that count batches
     by_record: bool = False  # whether the gradients of single records are clipped
     uses: dict[ParameterSlot, list[Use]] = field(default_factory=dict)  # with `by_record`, each use of each parameter
@@ -109,6 +112,10 @@ class GradientSink:
         """Return the moments of the images if they are the unchanged output of a convolution, else None."""
         held, version, moments = self.moments.pop(id(images), (None, 0, None))
         return moments if held is images and images._version == version else None
+
+    def used(self, x: Tensor) -> Tensor:
+        """Return the input of a layer; if a norm waits to know how it is used, this is its output."""
+        return x if self.lazy is None else self.lazy.use(x)
 
     def count_batch(self, counter: str) -> None:
         """Count a batch; all counting buffers are updated together at the end of the pass."""

@@ -1,0 +1,186 @@
+"""Norms that wait for what follows them: the norm's kernel also adds a shortcut and applies ReLU, if these come next.
+
+A model computes relu(norm(x) + shortcut) in three operations, each of which would read and write all images. Here a
+norm only promises its output, and a tensor without values stands for it (on PyTorch's "meta" device). If other images
+are added next, or ReLU is applied, that becomes a part of the promise, or of the kernel. Any other use gets the output.
+
+`LazyNorms` sees all functions and methods that the model calls, and layers with rules ask it for their inputs (`use`).
+Code that neither sees, such as an `autograd.Function` of the user's own, ends in an error of PyTorch, because no
+operation takes meta tensors beside others. The model then has another engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules import module as torch_modules
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
+
+from ... import kernels
+from ..own_code import is_hooked
+from .slots import GradientSink, Maybe
+
+# `norm(shortcut, relu, counted)`: norm(x), relu(norm(x)) or relu(norm(x) + shortcut), twice, for two uses (see `use`).
+# A norm that is computed again is not `counted`: its running statistics have this batch already.
+Norm = Callable[[Maybe, bool, bool], tuple[Tensor, Tensor]]
+
+_RELU_IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
+_RELU = {F.relu, torch.relu, Tensor.relu, *_RELU_IN_PLACE}
+_ADD_IN_PLACE = {Tensor.add_, Tensor.__iadd__}
+_ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, *_ADD_IN_PLACE}
+# What is known before: attributes reach Python as the `__get__` of their descriptors.
+_FACTS = {Tensor.size, Tensor.dim, *(vars(torch._C.TensorBase)[name].__get__ for name in ("shape", "dtype", "ndim"))}
+
+
+def may_wait(model: nn.Module) -> bool:
+    """Whether the model has norms, and no hook that would see a tensor without values."""
+    parts = list(model.modules())
+    hooked = torch_modules._has_any_global_hook() or any(map(is_hooked, parts))
+    return not hooked and any(isinstance(part, nn.modules.batchnorm._BatchNorm | nn.GroupNorm) for part in parts)
+
+
+@contextmanager
+def waiting(sink: GradientSink) -> Iterator[None]:
+    """A context in which norms wait for what follows them, if they may and there are kernels for them."""
+    if not sink.waits or not kernels.usable(sink.x):
+        yield
+        return
+    try:
+        with LazyNorms() as sink.lazy:
+            yield
+            sink.lazy.settle()
+    finally:
+        sink.lazy = None
+
+
+class _Waiting:
+    """A norm that has not been computed, and whether its statistics are up to date."""
+
+    def __init__(self, norm: Norm) -> None:
+        self._norm, self.counted = norm, False
+
+    def __call__(self, shortcut: Maybe, relu: bool) -> tuple[Tensor, Tensor]:
+        counted, self.counted = not self.counted, True
+        return self._norm(shortcut, relu, counted)
+
+
+@dataclass
+class _Promise:
+    """What a tensor without values stands for: the norm's output plus a shortcut, and its value once it is known."""
+
+    stand_in: Tensor
+    norm: _Waiting
+    shortcut: Maybe = None
+    value: Maybe = None
+
+
+class LazyNorms(TorchFunctionMode):
+    """The context in which a model runs whose norms are promised; it keeps what it has handed out until it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._promises: dict[int, _Promise] = {}  # by the id of what stands for them
+        self._again: dict[int, tuple[Tensor, Tensor, bool]] = {}  # outputs by id, their second copies, and if used once
+
+    def __enter__(self) -> Self:
+        self._promises, self._again = {}, {}
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        self._promises, self._again = {}, {}
+
+    def promise(self, like: Tensor, norm: Norm) -> Tensor:
+        """Return what stands for the output of a norm, which has the shape and the precision of `like`."""
+        return self._stand_in(like, _Waiting(norm))
+
+    def use(self, x: Any) -> Any:
+        """Return the input of a layer with a rule, or a shortcut: what the layer does not change in place.
+
+        The second use of an output gets its second copy, so that the gradients of both arrive separately, and the
+        kernel adds them while it reads them. A change of the output in place would not be known of this copy.
+        """
+        x = self._kept(x)
+        if (known := self._again.get(id(x))) is None:
+            return x
+        output, again, used = known
+        self._again[id(x)] = output, again, True
+        return again if used and not output._version and not output._backward_hooks else output
+
+    def settle(self) -> None:
+        """Compute the norms whose outputs nobody used, because they count the batch as well."""
+        for promise in list(self._promises.values()):
+            if not promise.norm.counted:
+                promise.norm(None, False)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _FACTS:
+            return func(*args, **kwargs)
+        found: Maybe = None
+        if func in _RELU:
+            found = self._relu(func, *args, **kwargs)
+        elif func in _ADD and len(args) == 2 and not kwargs:
+            found = self._add(func in _ADD_IN_PLACE, *args)
+        if found is not None:
+            return found
+        args, kwargs = tree_map_only(Tensor, self._kept, (args, kwargs))
+        return func(*args, **kwargs)
+
+    def _relu(self, func: Any, x: Tensor, inplace: bool = False) -> Maybe:
+        if (promise := self._open(x)) is None:
+            return None
+        value = self._computed(promise, relu=True)
+        if inplace or func in _RELU_IN_PLACE:
+            promise.value = value
+        return value
+
+    def _add(self, in_place: bool, left: Any, right: Any) -> Maybe:
+        """Return what stands for the sum, if one of the two is a norm without a shortcut and the other is alike."""
+        for one, other in ((left, right),) if in_place else ((left, right), (right, left)):
+            promise = self._open(one)
+            if promise is None or promise.shortcut is not None or not isinstance(other, Tensor) or other is one:
+                continue
+            if other.shape != one.shape or other.dtype != one.dtype:
+                continue
+            shortcut = self.use(other)
+            if not in_place:
+                return self._stand_in(one, promise.norm, shortcut)
+            promise.shortcut = shortcut
+            return promise.stand_in
+        return None
+
+    def _kept(self, x: Any) -> Any:
+        """Return x, or the value of the promise that x stands for."""
+        promise = self._promises.get(id(x))
+        if promise is None:
+            return x
+        if promise.value is None:
+            promise.value = self._computed(promise, relu=False)
+        return promise.value
+
+    def _open(self, x: Any) -> _Promise | None:
+        """Return the promise that x stands for, if it has not been kept yet."""
+        promise = self._promises.get(id(x))
+        return promise if promise is not None and promise.value is None else None
+
+    def _stand_in(self, like: Tensor, norm: _Waiting, shortcut: Maybe = None) -> Tensor:
+        # It requires a gradient, so that a backward pass through it fails instead of ending here.
+        stand_in = torch.empty(like.shape, dtype=like.dtype, device="meta", requires_grad=True)
+        self._promises[id(stand_in)] = _Promise(stand_in, norm, shortcut)
+        return stand_in
+
+    def _computed(self, promise: _Promise, relu: bool) -> Tensor:
+        if promise.shortcut is not None and not relu:  # for which there is no kernel
+            return promise.norm(None, False)[0] + promise.shortcut
+        output, again = promise.norm(promise.shortcut, relu)
+        self._again[id(output)] = output, again, False
+        return output
