@@ -29,6 +29,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, cast
@@ -37,7 +38,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..sampling.random_streams import Key
+from ..sampling.random_streams import Key, derive_seed, own_numbers
 from .operators import OPERATORS, Operator, claim_covers
 
 State = Any  # a tensor, or a mapping of named tensors
@@ -329,6 +330,9 @@ def unknown_noise(method: Method, instead: str) -> str:
     return f"{method.noise_path or 'its class does not state it'}; use {instead}"
 
 
+_NOTHING, _NO_ROWS = nullcontext(), torch.empty(0)
+
+
 class Steps:
     """Calls the functions of a method with named tables, for a model of `len(x)` parameters, and checks their results.
 
@@ -355,6 +359,7 @@ class Steps:
             )
         refuse_other_arguments(method)
         self.method, self.one_by_one, self._given = method, one_by_one, method
+        self._turn: tuple[int, int] = (0, 0)  # the seed and the round of what the functions draw
         self.method = self._own  # what cannot be copied is refused now
         client, server = method.client_init(x.clone()), method.server_init(x.clone())
         self._single_client, self._single_server = isinstance(client, Tensor), isinstance(server, Tensor)
@@ -377,6 +382,18 @@ class Steps:
                 f"{self._stated}; leave its settings as they are, or start another run"
             )
 
+    def begin(self, seed: int, round: int) -> None:
+        """Begin a round: functions of the user's own that draw from global generators draw the numbers of this round.
+
+        The numbers would otherwise follow from how many others have drawn before, which depends on their data.
+        """
+        self._turn = seed, round
+
+    def _numbers(self, like: Tensor, *path: object) -> AbstractContextManager[None]:
+        """Return a context in which a function is called; `path` is the function, and the client if it is known."""
+        seed, round = self._turn
+        return own_numbers(derive_seed(seed, "method", *path, round), like.device) if self.one_by_one else _NOTHING
+
     @property
     def _own(self) -> Method:
         """The method to call a function of."""
@@ -394,7 +411,9 @@ class Steps:
         """The server's public numbers of the next round; None where the method has none."""
         if not self.broadcasts:
             return None
-        return self._all_kept(self._named(self._own.broadcast(self._as_server(state)), ESTIMATE, "broadcast"))
+        with self._numbers(next(iter(state.values()), _NO_ROWS), "broadcast"):
+            said = self._own.broadcast(self._as_server(state))
+        return self._all_kept(self._named(said, ESTIMATE, "broadcast"))
 
     def local_correction(self, state: Tables, public: Tables | None) -> Tensor:
         """Return what is added to the gradients of the clients' local steps, ``[c, d]``."""
@@ -402,7 +421,8 @@ class Steps:
         if self.one_by_one and count > 1:
             return torch.cat([self.local_correction(_row(state, i), public) for i in range(count)])
         said = {name: value.clone() for name, value in (public or {}).items()}
-        given = self._own.local_correction(self._as_client(state), said)
+        with self._numbers(next(iter(state.values())), "local_correction"):
+            given = self._own.local_correction(self._as_client(state), said)
         if not isinstance(given, Tensor) or given.shape != (count, self._dimension):
             raise self._wrong("local_correction", f"must return a tensor [{count}, {self._dimension}]")
         return self._kept(given)
@@ -424,7 +444,8 @@ class Steps:
         # The function gets the tensor itself, and might change it.
         shape, dtype = (len(update), self.message_length), update.dtype
         said = () if public is None else ({name: value.clone() for name, value in public.items()},)
-        given = self._own.message(update, self._as_client(state), key, *said)
+        with self._numbers(update, "message", *(key.clients.tolist() if key is not None and self.one_by_one else ())):
+            given = self._own.message(update, self._as_client(state), key, *said)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("message", "must return a tensor and the draft of the new state")
         if given[0].shape != shape:
@@ -438,13 +459,17 @@ class Steps:
         if self.one_by_one and len(sent) > 1:
             rows = [self.commit(_row(draft, i), sent[i : i + 1].clone()) for i in range(len(sent))]
             return _joined(rows)
-        return self._checked(self._own.commit(self._as_client(draft), sent), draft, "commit")
+        with self._numbers(sent, "commit"):
+            given = self._own.commit(self._as_client(draft), sent)
+        return self._checked(given, draft, "commit")
 
     def absent(self, state: Tables, rounds: int = 1) -> Tables:
         count = len(next(iter(state.values()))) if state else 0
         if self.one_by_one and count > 1:
             return _joined([self.absent(_row(state, i), rounds) for i in range(count)])
-        return self._checked(self._own.absent(self._as_client(state), rounds), state, "absent")
+        with self._numbers(next(iter(state.values()), _NO_ROWS), "absent"):
+            given = self._own.absent(self._as_client(state), rounds)
+        return self._checked(given, state, "absent")
 
     def follow(self, memory: Tensor, sent: Tensor) -> Tensor:
         """Return the clients' memories ``[c, d]`` as the server computes them, if `follows` holds."""
@@ -458,7 +483,8 @@ class Steps:
         return self.absent({**state, MEMORY: memory})[MEMORY]
 
     def server_step(self, mean_message: Tensor, state: Tables) -> tuple[Tensor, Tables]:
-        given = self._own.server_step(mean_message, self._as_server(state))
+        with self._numbers(mean_message, "server_step"):
+            given = self._own.server_step(mean_message, self._as_server(state))
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("server_step", "must return a direction and the server's new state")
         direction, new = given[0], self._named(given[1], ESTIMATE, "server_step")

@@ -398,6 +398,7 @@ class ClientOptimizer(Optimizer):
         """
         missing = self._missing.tolist()
         self._drop_gradients()
+        self._steps.begin(self._seed, self.round)
         key = Key(Stream(self._seed, "operator"), self.round, self._clients)
         own = {name: rows.clone() for name, rows in self._states.items()}
         messages, draft = self._steps.message(self._grads.clone(), own, key, self._steps.broadcast(self._server))

@@ -88,9 +88,7 @@ def steps(
     problem = build.problem(config) if problem is None else problem
     schema = read_text(Path(config.data_schema)) if config.data_schema is not None else None
     method = methods.build(config, len(problem.x0), problem.tensor_sizes)
-    loop = prepare(problem, method, build.training(config, folder, callbacks, communicator))
-    used = settings_of(config, loop)
-    loop.storage.settings = used
+    used: dict[str, Any] = {}
     summary: dict[str, Any] = {}
 
     def keep(run: Run) -> None:
@@ -109,6 +107,9 @@ def steps(
     try:
         # A later private run of this process, as in a comparison, must find nothing that this one saw.
         with undone_after(problem, not config.private, method):
+            loop = prepare(problem, method, build.training(config, folder, callbacks, communicator))
+            loop.storage.settings = settings_of(config, loop)
+            used.update(loop.storage.settings)
             run = yield from loop.steps(asked, keep)
     except Diverged as error:
         if communicator.rank == 0:

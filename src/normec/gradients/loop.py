@@ -168,13 +168,7 @@ def state_of_objective(problem: Objective) -> UserState:
         return state_of(problem)
     if type(problem) is FunctionProblem:
         return UserState(*problem.functions)
-    held = [one for value in getattr(problem, "__dict__", {}).values() for one in _each(value)]
-    called = [value for value in held if callable(value)]
-    return UserState(*called, attributes_of=problem)
-
-
-def _each(value: object) -> Sequence[object]:
-    return value if isinstance(value, list | tuple) else [value]
+    return UserState(attributes_of=problem)
 
 
 Shares = Callable[[Problem, Tensor, Tree, Tree, RecordClip, int], tuple[Tensor, Tensor]]

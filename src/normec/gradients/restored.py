@@ -39,9 +39,12 @@ if TYPE_CHECKING:
 
 _PARTS = ("loss", "penalty", "augment", "transform")
 _CONTAINERS = (dict, list, deque, set)
-_NESTED = (*_CONTAINERS, tuple)
+_FIXED = (tuple, frozenset)
+_NESTED = (*_CONTAINERS, *_FIXED)
 _SIMPLE = frozenset((bool, int, float, str, type(None)))  # types of values that cannot change
 _EMPTY: dict[Any, Any] = {}
+_MANY, _LARGE = 64, 1 << 20  # tensors in an object's attributes, and numbers in a tensor, from which on they are data
+_OF_PROBLEMS = ("model", "_untouched", "_evaluation_parts", "_evaluation_copy")  # which nobody but a `Problem` calls
 _OF_MODULES = frozenset(vars(nn.Module()))  # the attributes that every module has
 _Copy = tuple[Tensor, int, Tensor]  # a tensor, its version, and a copy of it
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -56,8 +59,9 @@ class UserState:
     def __init__(self, *parts: object, model: nn.Module | None = None, attributes_of: object = None) -> None:
         """`model`: a further part, whose parameters and buffers engines set for every client.
 
-        `attributes_of`: an object whose attributes are restored, with the containers and tensors in them. They may be
-        the data of clients, so its tensors are copied once, and looked at again where they count a change.
+        `attributes_of`: an object whose attributes are restored, with the containers and tensors in them. Many tensors
+        in one container, and large ones, may be the data of clients, so they are copied once, and looked at again where
+        they count a change.
         """
         self._modules: list[nn.Module] = []  # with code of the user's own
         self._owned: list[dict[str, Any]] = []  # parameters and buffers, also of PyTorch's own modules
@@ -67,18 +71,23 @@ class UserState:
         self._slots: list[tuple[MemberDescriptorType, object]] = []  # of objects
         self._classes: list[type] = []
         self._known: dict[int, object] = {}
+        self._walked: dict[int, object] = {}  # containers whose modules and functions are known
         self._copies: dict[int, _Copy] = {}
         self._looked: dict[int, object] | None = None  # modules and functions that were there at the last look
         self._recorded: list[object] = []  # copies that CUDA graphs write to and read, as often as they are replayed
         self._within = 0  # how many contexts are open, whose copies have to last
         self._data: dict[int, Tensor] = {}  # tensors that are looked at only where they count a change
-        if hasattr(attributes_of, "__dict__"):
-            self._deep.append(vars(attributes_of))
-            self._data = {id(one): one for one in _tensors_in(vars(attributes_of))}
         self._trained = frozenset(map(id, model.modules())) if model is not None else frozenset()
         self._set_by_engines = frozenset(map(id, model.parameters())) if model is not None else frozenset()
+        if hasattr(attributes_of, "__dict__"):
+            self._known[id(attributes_of)] = attributes_of
+            self._deep.append(vars(attributes_of))
+            self._data = {id(one): one for one in _data_in(vars(attributes_of))}
+            self._add_classes(attributes_of)
         for part in (model, *parts):
             self._add(part)
+        if hasattr(attributes_of, "__dict__"):
+            self._look_up({name: value for name, value in vars(attributes_of).items() if name not in _OF_PROBLEMS})
         if self:
             with _as_stored():
                 self._look_again()
@@ -222,10 +231,10 @@ class UserState:
         stack = [held]
         while stack:
             for value in _values(stack.pop()):
-                if isinstance(value, _NESTED) and id(value) not in self._known:
-                    self._known[id(value)] = value
+                if isinstance(value, _NESTED) and id(value) not in self._walked:
+                    self._walked[id(value)] = value
                     stack.append(value)
-                elif callable(value):
+                if callable(value):
                     self._add(value)
 
     def _look_again(self) -> None:
@@ -238,11 +247,10 @@ class UserState:
             for value in _values(stack.pop()):
                 if type(value) in _SIMPLE:
                     continue
-                if isinstance(value, _NESTED):
-                    if value and id(value) not in seen:
-                        seen.add(id(value))
-                        stack.append(value)
-                elif id(value) not in known and callable(value):
+                if isinstance(value, _NESTED) and value and id(value) not in seen:
+                    seen.add(id(value))
+                    stack.append(value)
+                if callable(value) and id(value) not in known:
                     new.append(value)
         first, self._looked = self._looked is None, known | {id(value): value for value in new}
         if new and not first:
@@ -265,7 +273,7 @@ class UserState:
             stack.append(tuple(module._buffers.values()))
         while stack:
             container = stack.pop()
-            if not isinstance(container, tuple):
+            if not isinstance(container, _FIXED):
                 before.append((container, _copied(container) if container else _EMPTY))
             for value in _values(container) if container else ():
                 if type(value) in _SIMPLE:
@@ -336,6 +344,11 @@ def state_of(problem: Problem) -> UserState:
         subclass = problem if has_own_code(problem) else None
         known = _states[problem] = parts, UserState(*parts[1:], model=problem.model, attributes_of=subclass)
     return known[1]
+
+
+def look_up_again(problem: Problem) -> None:
+    """Look up once more what the code of a problem can keep, which may have got hooks since the problem was made."""
+    _states.pop(problem, None)
 
 
 def forgetful(problem: Problem) -> Problem:
@@ -429,6 +442,13 @@ def _restore_class(kind: type, attributes: dict[str, Any]) -> None:
 
 def _values(container: Any) -> Iterable[Any]:
     return list(container.values()) if isinstance(container, dict) else container
+
+
+def _data_in(attributes: dict[str, Any]) -> Iterator[Tensor]:
+    """Yield the tensors among an object's attributes that may be the data of clients, by their number and size."""
+    for value in attributes.values():
+        held = list(_tensors_in([value]))
+        yield from (one for one in held if len(held) >= _MANY or one.numel() >= _LARGE)
 
 
 def _tensors_in(container: Any) -> Iterator[Tensor]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import logging
-import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 from ..errors import UsageError
-from ..sampling.random_streams import seed_generators
+from ..sampling.random_streams import own_numbers
 from .batch_form import BatchForm, Collate, Tree, is_pair, leaves_of, length, moved, own_item, plain
 from .objective import checksum
 
@@ -102,9 +100,8 @@ class FetchedRecords:
     def digest(self) -> str:
         """Return the clients' sizes and a checksum of their first records, so that reordered clients are noticed."""
         held = hashlib.blake2b(digest_size=8)
-        with seeded():
-            for client in range(len(self.datasets)):
-                seed_generators(0, self.device)  # a transform may draw
+        for client in range(len(self.datasets)):
+            with own_numbers(0, self.device):  # a transform may draw
                 held.update(checksum(*leaves_of(self.batch(client, torch.zeros(1, dtype=torch.int64)))).encode())
         return f"fetched:{','.join(map(str, self.sizes.tolist()))}:{held.hexdigest()}"
 
@@ -199,20 +196,6 @@ def synthetic(tensor: Tensor, count: int, draw: torch.Generator) -> Tensor:
     if tensor.dtype == torch.uint8 and tensor.ndim > 1:
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw).to(tensor.device)
     return tensor.new_zeros(shape)
-
-
-@contextmanager
-def seeded() -> Iterator[None]:
-    """Set Python's and NumPy's generators to a fixed seed; afterwards restore them and torch's."""
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            random.seed(0)
-            np.random.seed(0)
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 def _tensors(dataset: Dataset[Any]) -> tuple[TensorDataset, Tensor] | None:

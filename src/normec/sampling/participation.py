@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, at_least, fraction
-from .random_streams import Stream, coins_below
+from .random_streams import Stream, coins_below, derive_seed, own_numbers
 
 
 class Participation(Protocol):
@@ -143,8 +143,11 @@ def drawn_clients(participation: Participation, clients: int, round: int, seed: 
     Raises:
         UsageError: The rule drew a client twice, out of order, or one that does not exist.
     """
-    drawn = participation.draw(clients, round, seed)
-    if drawn is None or known_participation(participation):
+    if known_participation(participation):
+        return participation.draw(clients, round, seed)
+    with own_numbers(derive_seed(seed, "participation rule", round)):
+        drawn = participation.draw(clients, round, seed)
+    if drawn is None:
         return drawn
     whole = isinstance(drawn, Tensor) and drawn.ndim == 1 and drawn.dtype == torch.int64
     if not whole or (

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_CPU = torch.device("cpu")
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS, _INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _FACTORS, _KEY_STEPS = np.array(_MULTIPLIERS, np.uint64)[:, None], np.array(_INCREMENTS, np.uint32)[:, None]
@@ -53,6 +56,24 @@ def seed_generators(seed: int, device: torch.device) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
         torch.cuda.manual_seed_all(seed)
+
+
+@contextmanager
+def own_numbers(seed: int, device: torch.device = _CPU) -> Iterator[None]:
+    """Give code of the user's own the numbers of a seed from the global generators of Python, NumPy and torch.
+
+    So what it draws says nothing of what was drawn before it. Afterwards the generators are as they were.
+    """
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else ()):
+            random.seed(seed)
+            np.random.seed(seed & _MASK)
+            seed_generators(seed, device)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 def seed_in_secret(secret: int, device: torch.device, *path: object) -> None:

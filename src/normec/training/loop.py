@@ -321,6 +321,7 @@ class TrainingLoop:
         if self.budget is not None:
             self.budget.begin()
         k, n = state.round, self.problem.clients
+        self.method_steps.begin(self.plan.seed, k)
         with self.watch.span("participation"):
             drawn = self.plan.participants(n, k)
         row, meter = None, None

@@ -47,8 +47,8 @@ def predicted(model: nn.Module, inputs: Any, transform: Callable[[Any], Any] | N
         )
     model.eval()
     parts = []
-    # The transform shares closures with that of the problem, of which a later private run may be made.
-    with torch.no_grad(), UserState(transform).restored():
+    # Both share closures with those of the problem, of which a later private run may be made.
+    with torch.no_grad(), UserState(transform, model).restored():
         for start in range(0, lengths.pop(), batch_size):
             part = _rows(held, start, batch_size, model, transform)
             try:

@@ -24,6 +24,8 @@ from .code_digest import UnknownObject, code_digest
 
 _ARITHMETIC = ("MKL_", "ONEDNN_", "DNNL_", "OPENBLAS_", "ATEN_", "KMP_", "CUBLAS_", "NVIDIA_TF32_", "TORCH_ALLOW_TF32_")
 
+_ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
+
 
 def computation_digest(problem: Objective, method: Method, participation: Participation) -> str | None:
     """Return a digest of the code that computes the messages; equal digests give equal messages for equal records.
@@ -68,6 +70,9 @@ def machine_facts(device: torch.device) -> tuple[str, ...]:
         rounded = getattr(getattr(torch.backends.mkldnn, kind, None), "fp32_precision", None)
         how.append(f"{kind} {'none' if rounded == 'ieee' else rounded}")
     how.append(f"subnormals {float(torch.tensor([1e-40]) * 1) != 0}")
+    how.append(f"default {torch.get_default_dtype()}")
+    attention = [kind for kind in _ATTENTION if getattr(torch.backends.cuda, f"{kind}_enabled")()]  # on a CPU as well
+    how.append(f"attention by {' '.join(attention)}")
     how.append(f"deterministic {torch.are_deterministic_algorithms_enabled()}")
     how += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_ARITHMETIC)]
     found = [*versions, device.type, _processor(), *how]

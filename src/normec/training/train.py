@@ -22,7 +22,9 @@ from ..algorithms.method import Method, Steps, may_round, overrides
 from ..algorithms.registry import identity_of
 from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, server_optimizer_of
 from ..errors import Diverged, UsageError, at_least, needed
+from ..gradients.loop import state_of_objective
 from ..gradients.precision import Precision, products
+from ..gradients.restored import look_up_again
 from ..problems.client_data import ResidentRecords
 from ..problems.objective import Objective
 from ..problems.problem import Problem
@@ -350,13 +352,16 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
         if isinstance(problem, Problem):
             refuse_shared_records(problem, privacy, plan.diagnostics)
         refuse_modes()
+        if isinstance(problem, Problem):
+            look_up_again(problem)
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))
     if isinstance(problem, Problem) and not isinstance(problem.records, ResidentRecords):
         problem.refuse_wrong_loss()
     if kept or communicator.size > 1:  # else nobody asks, and checksums of large data take their time
-        identity |= problem.fingerprint()
+        with state_of_objective(problem).restored():  # a collate function sees the first record of every client
+            identity |= problem.fingerprint()
     previous = extension.previous(identity) if extension is not None else None
     identity |= extension.facts() if extension is not None else {}
     if communicator.size > 1:

@@ -25,6 +25,7 @@ def client_message(
     bound.
     """
     x = torch.tensor(request.x)
+    steps.begin(request.plan.seed, request.round)
     public = public_tables(request.public, steps)
     grad, loss = _gradient(oracle, request, steps, client, public)
     if grad.shape != x.shape:
