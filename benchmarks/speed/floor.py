@@ -30,7 +30,11 @@ COMPILED = {
     "compiled-graphed": "default",
     "autotuned-graphed": "max-autotune-no-cudagraphs",
 }
-ON_REQUEST = ("autotuned-graphed",)  # its search for kernels takes minutes for each model
+
+
+def usual(case: Case) -> list[str]:
+    """The variants that may be the fastest, but for the search for kernels that takes minutes for each model."""
+    return variants(case) if case.device == "cpu" else ["graphed", "compiled-graphed"]
 
 
 def variants(case: Case) -> list[str]:

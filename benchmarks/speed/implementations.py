@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from normec import UsageError
 from normec.errors import one_of
 from normec.gradients.choice import ENGINES
 from normec.gradients.precision import autocast, products
@@ -55,6 +54,18 @@ class Implementation:
         """The distribution that must be installed, if any."""
         return PEERS[self.choice] if self.kind == PEER else None
 
+    def misfit(self, case: Case) -> str | None:
+        """Why the implementation cannot do a case, as far as that is known before its process is started."""
+        if self.choice == "flower" and case.device != "cpu":
+            return "measured on the CPU only"
+        if (self.kind, self.choice) == (PEER, "jax") and case.precision == "bf16":
+            return "JAX has no autocast, so it would need another model for bf16"
+        if (self.kind, self.choice) == (PEER, "opacus") and case.precision == "bf16":
+            return "Opacus 1.6 assigns gradients of bfloat16 to parameters of float32, which PyTorch refuses"
+        if self.kind == RECORD and case.clients * case.spec.batch > case.spec.pool:
+            return f"there are not enough records for {case.clients} clients without a common one"
+        return None
+
     def to_dict(self) -> dict[str, str]:
         return asdict(self)
 
@@ -64,8 +75,6 @@ class Implementation:
     def run(self, data: WorkloadData, clock: Clock) -> str:
         """Run rounds until the clock has timed enough of them; returns a remark for the table."""
         case = data.case
-        if self.choice == "flower" and case.device != "cpu":
-            raise UsageError("measured on the CPU only")
         if self.kind == ENGINE:
             return engines.run(data, clock, self.choice)
         if self.kind == RECORD:
@@ -96,7 +105,7 @@ def implementations_of(
         left_out = {"auto", "batched"} | ({"linear"} if case.spec.model != "logistic" else set())
         engines = [name for name in ENGINES if name not in left_out]
     peers = peers if peers is not None else list(PEERS)
-    floors = floors if floors is not None else [name for name in floor.VARIANTS if name not in floor.ON_REQUEST]
+    floors = floors if floors is not None else floor.usual(case)
     found = [Implementation(FLOOR, name) for name in floor.variants(case) if name in floors]
     found += [
         Implementation(PASSES),

@@ -197,8 +197,10 @@ class Runner:
                     number, task = waiting.popleft()
                     if skip(task):
                         continue
-                    needed = task.implementation.needs
-                    if needed is not None and self.installed[needed] is None:
+                    needed, misfit = task.implementation.needs, task.implementation.misfit(task.case)
+                    if misfit is not None:
+                        yield task, {"status": "does not apply", "reason": misfit}
+                    elif needed is not None and self.installed[needed] is None:
                         yield task, {"status": "not installed", "reason": f"{self.peer_python} has no {needed}"}
                     else:
                         children.append(_Child(self, task, self.folder / f"process-{number}"))

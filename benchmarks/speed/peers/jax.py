@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from normec import UsageError
-
 from ..clock import Clock, run_rounds
 from ..workloads import ALPHA, BETA, LR, Case, WorkloadData
 
@@ -26,8 +24,6 @@ def run(data: WorkloadData, clock: Clock) -> str:
     import jax
     import jax.numpy as jnp
 
-    if case.precision == "bf16":
-        raise UsageError("JAX has no autocast, so it would need another model for bf16")
     products = "highest" if case.precision == "float32" else "tensorfloat32"
     jax.config.update("jax_default_matmul_precision", products)
     inputs, targets = jnp.asarray(data.inputs.cpu().numpy()), jnp.asarray(data.targets.cpu().numpy())

@@ -94,6 +94,28 @@ def test_every_engine_is_in_the_table_and_the_per_record_case_stands_apart() -> 
     assert [c.name for c in found if c.per_record] == ["normec, per record", "opacus, per record"]
 
 
+def test_on_a_gpu_the_floors_are_graphs_unless_others_are_asked_for() -> None:
+    def floors(asked: list[str] | None, device: str) -> list[str]:
+        found = implementations_of(Case("resnet20", 2, device), [], [], asked)
+        return [one.choice for one in found if one.kind == "floor"]
+
+    assert floors(None, "cuda") == ["graphed", "compiled-graphed"]
+    assert floors(["eager", "autotuned-graphed"], "cuda") == ["eager", "autotuned-graphed"]
+    assert floors(None, "cpu") == ["eager", "kept", "channels-last", "compiled"]
+
+
+def test_what_cannot_be_measured_is_known_before_a_process_is_started() -> None:
+    half, whole = (Case("mlp", 2, precision=precision) for precision in ("bf16", "float32"))  # type: ignore[arg-type]
+    for name in ("jax", "opacus"):
+        peer = next(one for one in implementations_of(half, [], [name], []) if one.kind == "peer")
+        assert peer.misfit(half)
+        assert peer.misfit(whole) is None
+    many = Case("logistic", 10_000)
+    records = next(one for one in implementations_of(many, [], ["opacus"], []) if one.kind == "record")
+    assert "not enough records" in str(records.misfit(many))
+    assert records.misfit(whole) is None
+
+
 def test_jax_computes_the_same_gradients() -> None:
     jax = pytest.importorskip("jax")
     from benchmarks.speed.peers import jax as peer
