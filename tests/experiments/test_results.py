@@ -183,7 +183,7 @@ def test_half_written_folders_are_named_and_the_rest_is_shown(tmp_path: Path) ->
     ]
     assert len(found.notes) == 5
     for name, says in {
-        "begun": "4 rounds done",
+        "begun": "at round 4",
         "cut": "is damaged",
         "bare": "no config.toml",
         "poor": "is damaged",

@@ -81,7 +81,7 @@ def collect(paths: Sequence[Path]) -> Found:
                 notes.append(f"left out: {error}")
                 continue
             if record.status == "unfinished":
-                notes.append(f"unfinished: {folder}, {record.summary['round']} rounds done")
+                notes.append(f"unfinished: {folder}, at round {record.summary['round']}")
             same = (record.own, _noise_of(record), *_key(record, (*IDENTITY, *record.own)))
             other = records.setdefault(same, record)
             if other is not record:
