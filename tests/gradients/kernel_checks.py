@@ -246,6 +246,41 @@ def interpret_faster() -> None:
     interpreter._patch_lang, interpreter.GridExecutor.__call__ = replace_once, launch_anew
     builder = interpreter.interpreter_builder
     builder.options = dataclasses.replace(builder.options, sanitize_overflow=False)
+    share_shapes()
+
+
+def share_shapes() -> None:
+    """Let the interpreter check and describe each shape once, not for every number that a kernel computes."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    make_type, make_tensor, kind_of = core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype
+    types: dict[tuple[object, ...], tuple[Any, ...]] = {}
+    shapes: dict[tuple[int, ...], tuple[Any, ...]] = {}
+    kinds: dict[str, Any] = {}
+
+    def type_of_block(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(part.value if isinstance(part, core.constexpr) else part for part in shape))
+        if key not in types:
+            make_type(self, element_ty, shape)
+            types[key] = self.shape, self.numel, self.name
+        self.element_ty = element_ty
+        self.shape, self.numel, self.name = types[key]
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape.values) if type.is_block() else ()
+        if key not in shapes:
+            make_tensor(self, handle, type)
+            shapes[key] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[key]
+
+    def kind(type: Any) -> Any:
+        if type.name not in kinds:
+            kinds[type.name] = kind_of(type)
+        return kinds[type.name]
+
+    core.block_type.__init__, core.tensor.__init__, interpreter._get_np_dtype = type_of_block, tensor, kind
 
 
 def main() -> int:

@@ -8,10 +8,11 @@ import dp_accounting
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from normec.privacy import gaussian, subsampled
+from normec.privacy import accounting, gaussian, subsampled
 from normec.privacy.accounting import Account, Event, epsilon_of, sigma_for
 from normec.privacy.subsampled import Group, epsilon_pld, epsilon_rdp, interval
 
@@ -92,6 +93,19 @@ def test_rdp_is_above_pld_and_not_far(z: float, rate: float, rounds: int) -> Non
     assert pld <= rdp <= 1.6 * pld
 
 
+@pytest.mark.parametrize("delta", [1e-6, 0.3])
+@pytest.mark.parametrize("mu", [0.0, 0.5])
+@pytest.mark.parametrize("kinds", [[(1.4, 0.4, 6)], [(0.6, 0.001, 5000)], [(20.0, 0.01, 3), (0.9, 0.05, 40)]])
+def test_rdp_is_the_smallest_of_all_orders(kinds: list[tuple[float, float, int]], mu: float, delta: float) -> None:
+    accountant = RdpAccountant(subsampled._ORDERS)
+    for z, rate, rounds in kinds:
+        accountant.compose(dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z)), rounds)
+    if mu:
+        accountant.compose(dp_accounting.GaussianDpEvent(1 / mu))
+    found = epsilon_rdp(tuple(Group(*kind) for kind in kinds), mu, delta)
+    assert found == pytest.approx(accountant.get_epsilon(delta), rel=1e-12, abs=1e-12)
+
+
 @pytest.mark.slow
 def test_amplification_never_costs() -> None:
     for z, rate in [(0.05, 0.5), (1.0, 0.999999), (50.0, 0.99)]:
@@ -145,6 +159,14 @@ def test_sigma_for_keeps_the_target_and_comes_close(rate: float, rounds: int, ta
     assert target * (1 - 1e-6) <= account(sigma).epsilon() <= target
     if rate == 1 and target == 8:
         assert sigma == pytest.approx({300: 10.396, 42_300: 123.45}[rounds], rel=5e-5)
+
+
+@pytest.mark.parametrize("needed", [1, 2, 8, 9, 20])
+def test_sigma_is_raised_to_the_first_that_suffices(needed: int) -> None:
+    steps = [1.0]
+    for k in range(needed):
+        steps.append(steps[-1] * (1 + 1e-15 * 2**k))
+    assert accounting._nudged(lambda sigma: sigma >= steps[needed], 1.0) == (steps[needed - 1], steps[needed])
 
 
 @pytest.mark.slow

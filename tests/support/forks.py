@@ -22,14 +22,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from os import pidfd_open
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 from .waiting import LIMIT
 
@@ -45,6 +44,7 @@ FIRST_USE = (  # what torch, plots and accounts import when they are first used
 TORCHRUN = ["-m", "torch.distributed.run"]
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+CANNOT_FLUSH = 120  # Python's exit code
 
 
 class Fork:
@@ -134,7 +134,7 @@ def _server() -> socket.socket:
 
 
 def serve(descriptor: int) -> None:
-    """Fork a process for each request; it returns from here when its program has ended."""
+    """Fork a process for each request."""
     requests = socket.socket(fileno=descriptor)
     _make_imports()
     children: dict[int, tuple[int, int]] = {}  # by the handle of a process: its number, and where its exit code goes
@@ -159,8 +159,7 @@ def serve(descriptor: int) -> None:
                     os.close(stream)
                 asked = json.loads(text)
                 os.chdir(asked["cwd"])
-                _run(asked["words"])
-                return
+                _finish(asked["words"])
             _tell(streams[3], child)
             children[pidfd_open(child)] = child, streams[3]
             for stream in streams[:3]:
@@ -233,7 +232,8 @@ class ForkedPopen:
         self.pid = os.fork()
         if self.pid == 0:
             environment = dict(os.environ if env is None else env)
-            os._exit(_exit_code(lambda: self._be(self.args, environment, stdout, stderr)))
+            code = _flushed(_exit_code(lambda: self._be(self.args, environment, stdout, stderr)))
+            os._exit(1 if code < 0 else code)  # exit functions are those of the launcher, and are left to it
 
     @staticmethod
     def _be(
@@ -288,19 +288,43 @@ class ForkedPopen:
         return code
 
 
+def _finish(words: Sequence[str]) -> NoReturn:
+    """Run a program, and end the process as Python does: threads, exit functions, streams, and the exit code.
+
+    Python would then take apart all that the server has imported, on pages of memory that are copied for it: this takes
+    ten times as long as the fork.
+    """
+    code = _exit_code(lambda: _run(words))
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    code = _flushed(code)
+    if code == -signal.SIGINT:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code)
+
+
+def _flushed(code: int) -> int:
+    """Write what the streams hold, and return the exit code; it is another one if nobody reads them any more."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except OSError:
+        return CANNOT_FLUSH
+    return code
+
+
 def _exit_code(program: Callable[[], None]) -> int:
-    """Run a program, and return the exit code with which Python would end."""
+    """Run a program, and return the exit code with which Python would end; −SIGINT if it would end by that signal."""
     code: object = 0
     try:
         program()
     except SystemExit as end:
         code = end.code
-    except BaseException:
-        traceback.print_exc()
-        code = 1
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
     if code is not None and not isinstance(code, int):
         print(code, file=sys.stderr)
         code = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
     return code or 0

@@ -19,6 +19,7 @@ a plain Gaussian release or nothing.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -263,14 +264,36 @@ def sigma_for(account_at: Callable[[float], Account], target: float) -> float:
 
 def _just_within(account_at: Callable[[float], Account], target: float, sigma: float) -> float:
     """Adjust a σ that solves ε(σ) = target up to rounding, so that the target is kept."""
-    failing, nudge = sigma * (1 - 1e-6), 1e-15
-    while account_at(sigma).epsilon() > target:
-        failing, sigma, nudge = sigma, sigma * (1 + nudge), 2 * nudge
+
+    def kept(sigma: float) -> bool:
+        return account_at(sigma).epsilon() <= target
+
+    failing = sigma * (1 - 1e-6)
+    if not kept(sigma):
+        failing, sigma = _nudged(kept, sigma)
     finest = 1e-8 if account_at(sigma)._sampled else 1e-14  # a PLD costs a second, and its ε may jump
     while account_at(sigma).epsilon() < target * (1 - 5e-7) and sigma - failing > finest * sigma:
         middle = (failing + sigma) / 2
-        if account_at(middle).epsilon() > target:
-            failing = middle
-        else:
+        if kept(middle):
             sigma = middle
+        else:
+            failing = middle
     return sigma
+
+
+def _nudged(kept: Callable[[float], bool], sigma: float) -> tuple[float, float]:
+    """Raise a σ that is too small by relative steps that double, from 1e-15 on; return the last too small and the next.
+
+    With sampling the first steps are far below what the search has left over, and each costs a PLD. So every eighth σ
+    is tried first, and then those before the first of these that suffices, by bisection.
+    """
+    tried, nudge = [sigma], 1e-15
+    while True:
+        for _ in range(8):
+            tried.append(tried[-1] * (1 + nudge))
+            nudge *= 2
+        if kept(tried[-1]):
+            break
+        tried = tried[-1:]
+    first = 1 + bisect.bisect_left(tried[1:-1], True, key=kept)
+    return tried[first - 1], tried[first]

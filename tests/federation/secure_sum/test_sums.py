@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from normec.errors import UsageError
-from normec.federation.secure_sum import history, keys, server, shares
+from normec.federation.secure_sum import keys, shares
 from normec.federation.secure_sum import party as party_module
 from normec.federation.secure_sum.server import AttemptFailed, Stage
 from normec.federation.secure_sum.wire import MaskedVector, decode_answers
@@ -227,7 +227,9 @@ def agree_once(pair: keys.KeyPair, public: bytes, known: dict[frozenset[bytes], 
 
 
 @pytest.mark.slow
-def test_a_sum_of_two_hundred_parties(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sum_of_two_hundred_parties(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked_once: functools._lru_cache_wrapper[bool]
+) -> None:
     """The largest roster. On one core, pycryptodome would take minutes to deal the shares of all parties.
 
     Each party checks the same signatures as the others, 120,000 in all, and two parties compute the same secrets; here
@@ -238,9 +240,6 @@ def test_a_sum_of_two_hundred_parties(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(party_module, "split", quickly_split)
     known: dict[frozenset[bytes], bytes | None] = {}
     monkeypatch.setattr(keys.KeyPair, "shared", lambda pair, public: agree_once(pair, public, known))
-    checked_once = functools.cache(keys.signed_by)
-    for module in (party_module, history, server):
-        monkeypatch.setattr(module, "signed_by", checked_once)
     federation = Federation(tmp_path, 200, rounds=1)
     silent = {17: Stage.VECTORS, 60: Stage.SIGNATURES, 133: Stage.REVEALS}
     made = federation.sum(0, reaches=lambda party, now: now < silent.get(party, Stage.REVEALS + 1))
