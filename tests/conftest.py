@@ -30,11 +30,6 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4 * 2**30:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))  # pytest's name for the parent of its folders
 
 
-# scikit-learn sets these when it is imported. A private run that goes on compares them with those of the last process:
-# what it repeats must not depend on the tests that were made in either of them.
-os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
-os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
-
 SECONDS = Path(__file__).with_name("seconds.json")  # how long each file takes that takes five or more
 KEYS = KnownKeys()
 _cases: dict[str, int] = {}  # the number of the last case that was collected, for tests marked `quick_cases`

@@ -242,8 +242,8 @@ def _refuse_aliasing(honest: int, privacy: Privacy, setting: Setting) -> None:
     epsilon = privacy.epsilon if privacy.epsilon is not None and privacy.is_target else UNKNOWN_EPSILON
     if delta_surcharge(epsilon, ratio, honest, coordinates) > 0:
         _refuse(
-            f"the grid of a secure sum is too coarse for {setting.clients:g} clients and so little noise; lower epsilon, "
-            "raise sigma, or use trust='central'"
+            f"the grid of a secure sum is too coarse for {setting.clients:g} clients and so little noise; "
+            "lower epsilon, raise sigma, or use trust='central'"
         )
 
 

@@ -24,6 +24,8 @@ from .code_digest import UnknownObject, code_digest
 
 _ARITHMETIC = ("MKL_", "ONEDNN_", "DNNL_", "OPENBLAS_", "ATEN_", "KMP_", "CUBLAS_", "NVIDIA_TF32_", "TORCH_ALLOW_TF32_")
 
+# scikit-learn sets these when it is imported; neither changes what is computed.
+_NO_ARITHMETIC = ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
 _ATTENTION = ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")
 
 
@@ -74,7 +76,8 @@ def machine_facts(device: torch.device) -> tuple[str, ...]:
     attention = [kind for kind in _ATTENTION if getattr(torch.backends.cuda, f"{kind}_enabled")()]  # on a CPU as well
     how.append(f"attention by {' '.join(attention)}")
     how.append(f"deterministic {torch.are_deterministic_algorithms_enabled()}")
-    how += [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith(_ARITHMETIC)]
+    set_here = {name: value for name, value in os.environ.items() if name not in _NO_ARITHMETIC}
+    how += [f"{name}={value}" for name, value in sorted(set_here.items()) if name.startswith(_ARITHMETIC)]
     found = [*versions, device.type, _processor(), *how]
     if device.type == "cuda":
         found += [torch.cuda.get_device_name(device), str(torch.version.cuda), str(torch.backends.cudnn.version())]

@@ -402,6 +402,19 @@ def test_a_server_s_random_step_does_not_depend_on_what_clients_have_drawn(
     assert not torch.equal(found[0][0], found[0][1])
 
 
+def test_a_release_does_not_know_what_else_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """scikit-learn sets two variables of the threads' library, so that a run that went on paid for rounds again."""
+    device = torch.device("cpu")
+    for name in ("KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK"):
+        monkeypatch.delenv(name, raising=False)
+    before = machine_facts(device)
+    monkeypatch.setenv("KMP_DUPLICATE_LIB_OK", "True")
+    monkeypatch.setenv("KMP_INIT_AT_FORK", "FALSE")
+    assert machine_facts(device) == before
+    monkeypatch.setenv("KMP_DETERMINISTIC_REDUCTION", "1")
+    assert machine_facts(device) != before
+
+
 def test_a_release_knows_the_settings_of_torch_that_change_bits() -> None:
     device = torch.device("cpu")
     before = machine_facts(device)
