@@ -26,13 +26,15 @@ print("HEAVY", sorted(heavy), code)
 """
 
 CLOSED_FORMS = """
-import sys
+import sys, tempfile
 from normec.cli.app import run
 for words in (
     ["noise", "--epsilon", "8", "--releases", "300", "--trust", "secure-sum", "--clients", "100"],
     ["epsilon", "--sigma", "10", "--releases", "300"],
 ):
     assert run(["privacy", *words]) == 0
+with tempfile.TemporaryDirectory() as folder:
+    assert run(["federation", "init", folder + "/app"]) == 0
 import normec.privacy
 print("TORCH", "torch" in sys.modules)
 normec.privacy.SeededNoise, normec.privacy.SumGrid
@@ -89,7 +91,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.slow
-def test_closed_forms_of_privacy_need_no_torch() -> None:
+def test_closed_forms_of_privacy_and_a_new_app_need_no_torch() -> None:
     printed = python(CLOSED_FORMS)
     assert "epsilon = 8 at delta" in printed
     assert printed.split("TORCH")[1:] == [" False\n", " True\n"]

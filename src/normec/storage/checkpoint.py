@@ -17,12 +17,13 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..system.files import read_if_present, write_atomic, writing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FORMAT = 1
 SECRET = "noise_secret"  # the key in an identity for the digest of the noise secret

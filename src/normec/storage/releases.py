@@ -19,14 +19,14 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..system.files import append, flush, open_file, writing
 from .checkpoint import CURE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ class Releases:
         if facts is None:
             raise UsageError(f"{self._path} is damaged; {CURE}")
         data = bytearray(base64.b64decode(facts["sum"]))
+        import torch
+
         return torch.frombuffer(data, dtype=getattr(torch, facts["dtype"])).to(like.device)
 
     def forget(self, round: int) -> None:

@@ -7,9 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
-
-from torch import Tensor
+from typing import IO, TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..system.files import read_if_present, to_toml, write_atomic
@@ -17,6 +15,9 @@ from ..system.processes import process_identity
 from .checkpoint import CURE, LATEST, Checkpoints
 from .history import History
 from .releases import Releases
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG = "config.toml"
 SCHEMA = "schema.toml"  # the description of the columns of the table that a run was trained on

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...data.table import TableSchema, load_schema
 from ...errors import UsageError
 from ...storage import run_folder
 from ...system.files import write_atomic
+
+if TYPE_CHECKING:
+    from ...data.table import TableSchema
 
 TEMPLATE = Path(__file__).with_name("template")
 SCHEMA = "table.toml"  # in the folder of an app: the description of the parties' tables
@@ -33,6 +35,8 @@ def write_app(folder: Path, *, schema: Path | None = None, task: str | None = No
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; choose a new folder")
     if schema is not None:
+        from ...data.table import load_schema  # which needs torch
+
         load_schema(schema)  # report a mistake before anything is written
     name = app_name(folder)
     written = []
@@ -64,6 +68,8 @@ def schema_of(app: Path) -> TableSchema:
     """The description of the parties' tables in an app's folder. Raises `UsageError` if there is none."""
     if not (app / SCHEMA).exists():
         raise UsageError(f"{app} has no {SCHEMA}, which describes the columns of a table; leave out the party's data")
+    from ...data.table import load_schema
+
     return load_schema(app / SCHEMA)
 
 
