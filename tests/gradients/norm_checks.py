@@ -287,6 +287,24 @@ class Spelled(nn.Module):
             case "nothing else":
                 self.norms[2](h)  # its statistics count
                 return self.head((out + h).mean((2, 3)))
+            case "without gradients":
+                with torch.no_grad():
+                    fixed = self.norms[2](self.first(x))
+                    seen = out.abs().amax()
+                out = F.relu(fixed) + F.relu(out + shortcut) + h + 0 * seen
+            case "shortcuts that change":
+                waiting, sized = out + shortcut, 1 * h
+                shortcut.clamp_(-0.1, 0.1)
+                again = self.norms[0](self.first(x)) + sized
+                sized.clamp_(max=0.1)
+                out = F.relu(waiting) + shortcut + F.relu(again) + sized
+            case "outputs that change":
+                first = F.relu(self.norms[1](self.second(0.5 * h.detach())) + out)
+                out.clamp_(-0.1, 0.1)
+                out = first + F.relu(self.norms[1](self.second(0.25 * h.detach())) + out) + out
+            case "called twice":
+                later = self.norms[1](self.second(3 * h + 1))
+                out = F.relu(later) * out
             case "a sum of three":
                 out = torch.add(out, h, alpha=2) + F.relu(out + h + shortcut) - F.relu(self.norms[0](out))
         return self.head(out.mean((2, 3)))
@@ -300,6 +318,10 @@ LEFT = {  # how often ReLU is left to PyTorch
     "changed": 1,
     "another shape": 2,
     "nothing else": 0,
+    "without gradients": 1,
+    "shortcuts that change": 2,
+    "outputs that change": 0,
+    "called twice": 0,
     "a sum of three": 0,
 }
 

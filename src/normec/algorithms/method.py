@@ -330,7 +330,7 @@ def unknown_noise(method: Method, instead: str) -> str:
     return f"{method.noise_path or 'its class does not state it'}; use {instead}"
 
 
-_NOTHING, _NO_ROWS = nullcontext(), torch.empty(0)
+_NOTHING = nullcontext()
 
 
 class Steps:
@@ -389,10 +389,10 @@ class Steps:
         """
         self._turn = seed, round
 
-    def _numbers(self, like: Tensor, *path: object) -> AbstractContextManager[None]:
+    def _numbers(self, *path: object) -> AbstractContextManager[None]:
         """Return a context in which a function is called; `path` is the function, and the client if it is known."""
         seed, round = self._turn
-        return own_numbers(derive_seed(seed, "method", *path, round), like.device) if self.one_by_one else _NOTHING
+        return own_numbers(derive_seed(seed, "method", *path, round)) if self.one_by_one else _NOTHING
 
     @property
     def _own(self) -> Method:
@@ -411,7 +411,7 @@ class Steps:
         """The server's public numbers of the next round; None where the method has none."""
         if not self.broadcasts:
             return None
-        with self._numbers(next(iter(state.values()), _NO_ROWS), "broadcast"):
+        with self._numbers("broadcast"):
             said = self._own.broadcast(self._as_server(state))
         return self._all_kept(self._named(said, ESTIMATE, "broadcast"))
 
@@ -421,7 +421,7 @@ class Steps:
         if self.one_by_one and count > 1:
             return torch.cat([self.local_correction(_row(state, i), public) for i in range(count)])
         said = {name: value.clone() for name, value in (public or {}).items()}
-        with self._numbers(next(iter(state.values())), "local_correction"):
+        with self._numbers("local_correction"):
             given = self._own.local_correction(self._as_client(state), said)
         if not isinstance(given, Tensor) or given.shape != (count, self._dimension):
             raise self._wrong("local_correction", f"must return a tensor [{count}, {self._dimension}]")
@@ -444,7 +444,7 @@ class Steps:
         # The function gets the tensor itself, and might change it.
         shape, dtype = (len(update), self.message_length), update.dtype
         said = () if public is None else ({name: value.clone() for name, value in public.items()},)
-        with self._numbers(update, "message", *(key.clients.tolist() if key is not None and self.one_by_one else ())):
+        with self._numbers("message", *(key.clients.tolist() if key is not None and self.one_by_one else ())):
             given = self._own.message(update, self._as_client(state), key, *said)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("message", "must return a tensor and the draft of the new state")
@@ -459,7 +459,7 @@ class Steps:
         if self.one_by_one and len(sent) > 1:
             rows = [self.commit(_row(draft, i), sent[i : i + 1].clone()) for i in range(len(sent))]
             return _joined(rows)
-        with self._numbers(sent, "commit"):
+        with self._numbers("commit"):
             given = self._own.commit(self._as_client(draft), sent)
         return self._checked(given, draft, "commit")
 
@@ -467,7 +467,7 @@ class Steps:
         count = len(next(iter(state.values()))) if state else 0
         if self.one_by_one and count > 1:
             return _joined([self.absent(_row(state, i), rounds) for i in range(count)])
-        with self._numbers(next(iter(state.values()), _NO_ROWS), "absent"):
+        with self._numbers("absent"):
             given = self._own.absent(self._as_client(state), rounds)
         return self._checked(given, state, "absent")
 
@@ -483,7 +483,7 @@ class Steps:
         return self.absent({**state, MEMORY: memory})[MEMORY]
 
     def server_step(self, mean_message: Tensor, state: Tables) -> tuple[Tensor, Tables]:
-        with self._numbers(mean_message, "server_step"):
+        with self._numbers("server_step"):
             given = self._own.server_step(mean_message, self._as_server(state))
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Tensor)):
             raise self._wrong("server_step", "must return a direction and the server's new state")

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from operator import is_
@@ -56,12 +56,18 @@ class UserState:
     Modules and functions are looked up once: a model has the same ones in every round.
     """
 
-    def __init__(self, *parts: object, model: nn.Module | None = None, attributes_of: object = None) -> None:
+    def __init__(
+        self,
+        *parts: object,
+        model: nn.Module | None = None,
+        attributes_of: object = None,
+        besides: Collection[str] = (),
+    ) -> None:
         """`model`: a further part, whose parameters and buffers engines set for every client.
 
         `attributes_of`: an object whose attributes are restored, with the containers and tensors in them. Many tensors
         in one container, and large ones, may be the data of clients, so they are copied once, and looked at again where
-        they count a change.
+        they count a change. In attributes that are named `besides` no code is looked up.
         """
         self._modules: list[nn.Module] = []  # with code of the user's own
         self._owned: list[dict[str, Any]] = []  # parameters and buffers, also of PyTorch's own modules
@@ -79,15 +85,16 @@ class UserState:
         self._data: dict[int, Tensor] = {}  # tensors that are looked at only where they count a change
         self._trained = frozenset(map(id, model.modules())) if model is not None else frozenset()
         self._set_by_engines = frozenset(map(id, model.parameters())) if model is not None else frozenset()
-        if hasattr(attributes_of, "__dict__"):
+        held = getattr(attributes_of, "__dict__", {})
+        if attributes_of is not None:
             self._known[id(attributes_of)] = attributes_of
-            self._deep.append(vars(attributes_of))
-            self._data = {id(one): one for one in _data_in(vars(attributes_of))}
+            self._deep.append(held)
             self._add_classes(attributes_of)
         for part in (model, *parts):
             self._add(part)
-        if hasattr(attributes_of, "__dict__"):
-            self._look_up({name: value for name, value in vars(attributes_of).items() if name not in _OF_PROBLEMS})
+        self._look_up({name: value for name, value in held.items() if name not in besides})
+        of_modules = {id(value) for owned in self._owned for value in owned.values()}
+        self._data = {id(one): one for one in _data_in(held) if id(one) not in of_modules}
         if self:
             with _as_stored():
                 self._look_again()
@@ -342,7 +349,10 @@ def state_of(problem: Problem) -> UserState:
     known = _states.get(problem)
     if known is None or not all(map(is_, known[0], parts)):
         subclass = problem if has_own_code(problem) else None
-        known = _states[problem] = parts, UserState(*parts[1:], model=problem.model, attributes_of=subclass)
+        known = _states[problem] = (
+            parts,
+            UserState(*parts[1:], model=problem.model, attributes_of=subclass, besides=_OF_PROBLEMS),
+        )
     return known[1]
 
 

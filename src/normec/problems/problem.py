@@ -160,7 +160,7 @@ class Problem:
             records.gather(sets, self.form, f"{name} set") if sets else None for name, sets in evaluated.items()
         )
         if augment is not None and not isinstance(self.records, records.ResidentRecords):
-            with self._restored(), own_numbers(0, self.x0.device):
+            with self._restored(), own_numbers(0):
                 first, _ = self.records.batch(0, torch.zeros(1, dtype=torch.int64))
             if not isinstance(first, Tensor):
                 raise UsageError("augment is for inputs in one tensor; for dicts and tuples use transform")
@@ -438,7 +438,7 @@ class Problem:
         probe = copy.copy(self)
         probe.model = _sharing_trainable(self._untouched).eval()
         vars(probe).update({name: own_copy(part) for name, part in self._evaluation_parts.items()})
-        with self._restored(), own_numbers(0, self.x0.device):  # a transform may draw
+        with self._restored(), own_numbers(0):  # a transform may draw
             inputs, targets = self.records.batch(0, torch.arange(min(8, int(self.records.sizes[0]))))
             return f"{float(probe.value(self.x0.clone(), inputs, targets).loss.mean()):.2e}"
 
@@ -456,7 +456,7 @@ class Problem:
         """
         if self.takes_batch:
             return
-        with self._restored(), own_numbers(0, self.x0.device):
+        with self._restored(), own_numbers(0):
             found = None
             with suppress(Exception):
                 found = self._first_outputs()
@@ -477,7 +477,7 @@ class Problem:
             for number in range(min(_TRIED, len(held.sizes))):
                 seen: dict[str, Any] = {}
                 try:
-                    with self._restored(), own_numbers(0, self.x0.device):
+                    with self._restored(), own_numbers(0):
                         seen["inputs"], seen["targets"] = self._first(held, number)
                         seen["outputs"] = probe.outputs(self.x0.clone(), seen["inputs"])
                         loss(seen["outputs"], seen["targets"])

@@ -26,7 +26,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_CPU = torch.device("cpu")
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS, _INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 _FACTORS, _KEY_STEPS = np.array(_MULTIPLIERS, np.uint64)[:, None], np.array(_INCREMENTS, np.uint32)[:, None]
@@ -59,17 +58,17 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 @contextmanager
-def own_numbers(seed: int, device: torch.device = _CPU) -> Iterator[None]:
+def own_numbers(seed: int) -> Iterator[None]:
     """Give code of the user's own the numbers of a seed from the global generators of Python, NumPy and torch.
 
     So what it draws says nothing of what was drawn before it. Afterwards the generators are as they were.
     """
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy, on_gpu = random.getstate(), np.random.get_state(), torch.cuda.is_initialized()
     try:
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else ()):
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if on_gpu else ()):
             random.seed(seed)
             np.random.seed(seed & _MASK)
-            seed_generators(seed, device)
+            seed_generators(seed, torch.device("cuda" if on_gpu else "cpu"))
             yield
     finally:
         random.setstate(python)

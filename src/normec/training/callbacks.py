@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from ..algorithms.method import Method
 from ..errors import UsageError, at_least, non_negative, one_of
 from ..gradients.loop import state_of_objective
-from ..gradients.restored import UserState
+from ..gradients.restored import UserState, look_up_again
 from ..problems.objective import Buffers, Objective
+from ..problems.problem import Problem
 from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import NOT_COVERED, UNNOISED, History, Row
 
@@ -27,6 +28,8 @@ def undone_after(problem: Objective, needed: bool, method: object = None) -> Ite
     if not needed:
         yield
         return
+    if isinstance(problem, Problem):
+        look_up_again(problem)
     with state_of_objective(problem).restored(), UserState(*_parts(method)).restored():
         yield
 

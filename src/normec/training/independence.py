@@ -42,7 +42,7 @@ from ..problems.client_data import FetchedRecords, Records, ResidentRecords
 from ..problems.functions import FunctionProblem
 from ..problems.objective import Objective
 from ..problems.problem import Problem, own_copy
-from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
+from ..sampling.random_streams import Key, Stream, derive_seed, own_numbers, seed_generators
 
 _PARTS = ("model", "loss", "penalty", "augment", "transform")  # code of the user, which may keep state
 _RECORDS = 8  # records per client that are used in the check
@@ -119,16 +119,17 @@ def refuse_mixing_methods(method: Method, dimension: int) -> None:
     other[:, 1:] = 3 - 2 * usual[:, 1:].flip(1)
 
     def first(steps: Steps, grads: Tensor, disturbance: Tensor) -> Tensor:
-        """Return everything that the first client sends and keeps."""
+        """Return everything that the first client sends and keeps, if it draws the same numbers."""
         state = {name: rows_like(start, len(grads)).clone() for name, start in steps.initial_client_state.items()}
         for rows in state.values():
             if rows.is_floating_point() and rows.shape == disturbance.shape:
                 rows += disturbance
         key = Key(Stream(0, "operator"), 0, torch.arange(len(grads)))
         own = {name: rows.clone() for name, rows in state.items()}
-        message, draft = steps.message(grads.clone(), own, key, steps.broadcast(steps.initial_server_state))
-        kept = steps.commit(draft, message)
-        idle = steps.absent({name: rows.clone() for name, rows in state.items()})
+        with own_numbers(0):
+            message, draft = steps.message(grads.clone(), own, key, steps.broadcast(steps.initial_server_state))
+            kept = steps.commit(draft, message)
+            idle = steps.absent({name: rows.clone() for name, rows in state.items()})
         parts = [message, *kept.values(), *idle.values()]
         return torch.cat([part[0].reshape(-1).to(torch.float64) for part in parts])
 
@@ -153,8 +154,7 @@ def _served(steps: Steps) -> Tensor:
     """Return the server's direction and new state for a made-up mean message, from its first state."""
     draw = torch.Generator().manual_seed(2)
     mean_message = torch.randn(steps.message_length, dtype=torch.float64, generator=draw)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # it may draw
+    with own_numbers(0):  # it may draw
         start = {name: value.clone() for name, value in steps.initial_server_state.items()}
         direction, state = steps.server_step(mean_message, start)
     return torch.cat([part.reshape(-1).to(torch.float64) for part in (direction, *state.values())])

@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from ..privacy.display import shown_epsilon
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..sampling.participation import steady_count
+from ..sampling.random_streams import derive_seed, own_numbers
 from ..storage.history import NOT_COVERED, Row
 from ..storage.run_folder import RunStorage
 from ..system.processes import Interrupt
@@ -238,7 +239,9 @@ class TrainingLoop:
             except BudgetSpent as spent:
                 self.stopped = str(spent)
                 return False
-            with self.watch.span("callbacks"):
+            # What they draw, and may do with it, must not depend on how many numbers the last client has drawn.
+            drawn = own_numbers(derive_seed(self.plan.seed, "callbacks", state.round))
+            with self.watch.span("callbacks"), drawn if self.mechanism and self.callbacks else nullcontext():
                 for callback in self.callbacks:
                     callback.round(state.round)
             if self.begun and (self._time_to_save(state) if self.communicator.size == 1 else self.saving):

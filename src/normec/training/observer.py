@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,7 +16,7 @@ from ..errors import Diverged
 from ..gradients.engine import Block, Engine
 from ..problems.objective import Buffers, Objective
 from ..sampling.participation import Rotation
-from ..sampling.random_streams import derive_seed, seed_generators
+from ..sampling.random_streams import derive_seed, own_numbers, seed_generators
 from ..storage.history import COLUMNS, History, Row
 from .callbacks import Callback, undone_after
 from .client_update import ClientUpdate, local_correction
@@ -134,8 +135,10 @@ class Observer:
         self._history.append(row)
         if write:
             self._history.write()
-        for callback in self._callbacks:
-            callback.row(row)
+        numbers = own_numbers(derive_seed(self._plan.seed, "row", row["round"]))  # see `TrainingLoop`
+        with numbers if self._mechanism is not None and self._callbacks else nullcontext():
+            for callback in self._callbacks:
+                callback.row(row)
 
     def last(
         self, state: State, drawn: Tensor | None, note: Callable[[Block], None]

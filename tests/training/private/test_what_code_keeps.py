@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import DPSGD, Compute, Privacy, Problem, SmoothedNorm, train
+from normec import DPSGD, Callback, Compute, Privacy, Problem, SmoothedNorm, train
 from normec.data.augment import Augment
 from normec.privacy.mechanism import Mechanism
 from normec.training.repeatability import machine_facts
@@ -229,18 +230,75 @@ class InDict(Objective):
 
 
 class InModule(Objective):
-    """Keeps the first mean in a module of PyTorch."""
+    """Keeps the first mean in a module of PyTorch, in an attribute that a problem has too."""
 
     def __init__(self, data: list[tuple[Tensor, Tensor]]) -> None:
         super().__init__(data)
-        self.norm = nn.BatchNorm1d(4, momentum=1.0, affine=False)
+        self.model = nn.BatchNorm1d(4, momentum=1.0, affine=False)
 
     def centred(self, inputs: Tensor) -> Tensor:
-        mean = self.norm.running_mean
+        mean = self.model.running_mean
         assert mean is not None
         if not mean.any():
-            self.norm(inputs)
+            self.model(inputs)
         return inputs - mean
+
+
+class InModel(Objective):
+    def __init__(self, data: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(data)
+        self.model = nn.Sequential(First())
+
+    def centred(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.model(inputs)
+        return found
+
+
+class InBuffers(InModule):
+    """The same, with so many buffers in a list that they might be the clients' data."""
+
+    def __init__(self, data: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(data)
+        self.held = [*self.model.buffers(), *torch.zeros(100, 2).unbind()]
+
+
+@dataclass(slots=True)
+class InSlots:
+    """An objective without a dictionary."""
+
+    data: list[tuple[Tensor, Tensor]]
+    mean: Any = None
+    augment: Any = None
+    sizes: Any = None
+    statistics: bool = False
+
+    @property
+    def clients(self) -> int:
+        return len(self.data)
+
+    @property
+    def x0(self) -> Tensor:
+        return torch.zeros(12)
+
+    def client_loss(self, x: Tensor, client: int, *_: object) -> Tensor:
+        inputs, targets = self.data[client]
+        self.mean = inputs.mean(0) if self.mean is None else self.mean
+        return F.mse_loss((inputs - self.mean) @ x.view(4, 3), targets)
+
+    def initial_buffers(self) -> dict[str, Tensor]:
+        return {}
+
+    def evaluate(self, *_: object) -> dict[str, float]:
+        return {}
+
+    def model_at(self, *_: object) -> None:
+        return None
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def to(self, *_: object) -> InSlots:
+        return self
 
 
 class Steps(list[int]):
@@ -279,7 +337,7 @@ class Subclass(Problem):
 @pytest.mark.parametrize(
     "make",
     [
-        *(ByData, of_class, in_default, InDict, InModule, Subclass),
+        *(ByData, of_class, in_default, InDict, InModule, InModel, InBuffers, InSlots, Subclass),
         *(lambda data: by_functions(Steps(), data), lambda data: by_functions(frozenset([First()]), data)),
     ],
 )
@@ -311,7 +369,10 @@ def test_a_prediction_leaves_nothing_behind_in_the_functions_of_a_model(sums: Su
     within(run(False), run(True))
 
 
-def test_a_hook_that_a_problem_s_model_got_later_keeps_nothing(sums: Sums) -> None:
+@pytest.mark.parametrize("before", [False, True])
+def test_a_hook_that_a_problem_s_model_got_later_keeps_nothing(sums: Sums, before: bool) -> None:
+    """Neither in a private run nor in one without privacy before it."""
+
     def hook() -> Callable[..., Any]:
         kept: dict[str, Tensor] = {}
         return lambda _, given: (given[0] - kept.setdefault("mean", given[0].detach().mean(0)),)
@@ -319,6 +380,8 @@ def test_a_hook_that_a_problem_s_model_got_later_keeps_nothing(sums: Sums) -> No
     def run(other: bool) -> Tensor:
         of = Problem(nn.Sequential(zero()), F.mse_loss, [TensorDataset(*pair) for pair in clients(other)])
         of.model.register_forward_pre_hook(hook())
+        if before:
+            train(of, DPSGD(SmoothedNorm(0.01)), lr=0.1, rounds=2, compute=Compute(engine="loop"))
         return sums(of, compute=Compute(engine="loop"))
 
     within(run(False), run(True))
@@ -374,6 +437,66 @@ def test_who_takes_part_does_not_depend_on_what_clients_have_drawn(sums: Sums, l
         assert random.random() == random.Random(5).random()
     assert found[0] == found[1]
     assert len(set(map(tuple, found[0]))) > 1
+
+
+class Shifted:
+    """A transform by a number that a callback draws after every round."""
+
+    shift = 0.0
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return inputs + self.shift
+
+
+class Redraw(Callback):
+    def __init__(self, transform: Shifted) -> None:
+        self.transform, self.drawn = transform, list[float]()
+
+    def round(self, round: int) -> None:  # noqa: ARG002
+        self.transform.shift = 10 * float(torch.randn(()))
+        self.drawn.append(self.transform.shift)
+
+
+def test_what_a_callback_draws_does_not_depend_on_what_clients_have_drawn(sums: Sums) -> None:
+    found = []
+    for last in (6, 40):
+        transform = Shifted()
+        data = [TensorDataset(*pair) for pair in clients(False, last)]
+        of = Problem(Draws(), F.mse_loss, data, transform=transform)
+        callback = Redraw(transform)
+        torch.manual_seed(5)
+        sums(of, rounds=4, callbacks=[callback])
+        found.append(callback.drawn)
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 4
+
+
+class Dithered(DPSGD):
+    """Draws from torch's generator for every message."""
+
+    seen: list[Tensor]
+
+    def message(self, update: Tensor, state: Any, key: Any = None) -> tuple[Tensor, Any]:
+        made, draft = super().message(update, state, key)
+        self.seen.append(torch.rand(()) * made)
+        return self.seen[-1], draft
+
+
+def test_a_method_may_draw_for_its_messages(sums: Sums, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every message has numbers of its own, which are those of the client and the round."""
+
+    def run(other: bool) -> list[Tensor]:
+        seen: list[Tensor] = []
+        monkeypatch.setattr(Dithered, "seen", seen, raising=False)
+        data = [TensorDataset(*pair) for pair in clients(other)]
+        sums(Problem(nn.Sequential(zero()), F.mse_loss, data), method=Dithered(SmoothedNorm(0.01)))
+        return seen[-18:]  # of six clients in three rounds
+
+    one, other = run(False), run(True)
+    assert all(torch.equal(*pair) for pair in zip(one[1:6], other[1:6], strict=True))
+    assert not torch.equal(one[0], other[0])
+    assert not torch.equal(one[1], one[7])
+    assert len({round(float(message.norm()), 6) for message in one}) == 18
 
 
 class Wanders(DPSGD):

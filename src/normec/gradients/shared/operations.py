@@ -31,6 +31,7 @@ from torch.autograd import Function
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_modules
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from ...problems.objective import Buffers
 from ...problems.problem import Problem, buffer_owner
@@ -130,7 +131,7 @@ class OperationModel:
                 module._buffers[key] = value
             with OperationRules(self.sink, known):
                 with waiting(self.sink):
-                    outputs = self.sink.used(self.model(inputs))
+                    outputs = tree_map(self.sink.used, self.model(inputs))
                 loss = self._problem.loss(outputs, targets)
             after = {name: self._buffers[name][0]._buffers[self._buffers[name][1]] for name in buffers}
             return loss, {n: value for n, value in after.items() if value is not None and value is not buffers[n]}
@@ -437,7 +438,9 @@ class OperationRules(TorchFunctionMode):
 
             return self._across(apply, x, shortcut, running_mean, running_var)
 
-        return norm(None, False, True)[0] if lazy is None else lazy.promise(x, norm)
+        if lazy is None:
+            return norm(None, False, True)[0]
+        return lazy.promise(x, norm, [one for one in (running_mean, running_var) if one is not None])
 
     def attention(
         self,

@@ -13,7 +13,7 @@ may override anything.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_modules
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from ...models import MLP, GroupNormCNN, ResNet20, SmallCNN, binary_loss, resnet
 from ...models.resnet import Shortcut
@@ -102,7 +103,7 @@ class ModuleModel:
         """Return what the model makes of the records of all clients; on a GPU with lazy norms."""
         self.model.train()
         with waiting(self.sink):
-            found: Tensor = self.sink.used(self.model(inputs))
+            found: Tensor = tree_map(self.sink.used, self.model(inputs))
         return found
 
     def guard(self, modes: Collection[type] = ()) -> AbstractContextManager[object]:
@@ -216,9 +217,9 @@ def _group_norm(module: nn.GroupNorm, slots: Slots, sink: GradientSink, name: st
     return _affine(module, slots, normed, first=True)
 
 
-def _promised(sink: GradientSink, x: Tensor, norm: Norm) -> Tensor:
+def _promised(sink: GradientSink, x: Tensor, norm: Norm, statistics: Sequence[Tensor] = ()) -> Tensor:
     """Return the output of a norm with a kernel, or what stands for it until it is used."""
-    return norm(None, False, True)[0] if sink.lazy is None else sink.lazy.promise(x, norm)
+    return norm(None, False, True)[0] if sink.lazy is None else sink.lazy.promise(x, norm, statistics)
 
 
 def _then_pool(module: nn.GroupNorm, slots: Slots, sink: GradientSink, x: Tensor, pool: nn.Module) -> Tensor | None:
@@ -294,13 +295,13 @@ def _batch_norm(module: Any, slots: Slots, sink: GradientSink, name: str, x: Ten
         sink.count_batch(name + "num_batches_tracked")
     weight, bias = _values(module, slots, "weight", "bias")
     where = (slots.get("weight"), slots.get("bias"))
-    clients, known = sink.clients, sink.moments_of(x)
+    clients, known, momentum, eps = sink.clients, sink.moments_of(x), module.momentum, module.eps
 
     def norm(shortcut: Maybe, relu: bool, counted: bool) -> tuple[Tensor, Tensor]:
-        kept, momentum = (running, module.momentum) if running is not None and counted else (None, 0.0)
-        return BatchNormRows.apply(x, shortcut, weight, bias, where, kept, clients, momentum, module.eps, relu, known)
+        kept, weighed = (running, momentum) if running is not None and counted else (None, 0.0)
+        return BatchNormRows.apply(x, shortcut, weight, bias, where, kept, clients, weighed, eps, relu, known)
 
-    return _promised(sink, x, norm) if BatchNormRows.fits(x, clients) else norm(None, False, True)[0]
+    return _promised(sink, x, norm, running or ()) if BatchNormRows.fits(x, clients) else norm(None, False, True)[0]
 
 
 def _recurrent(
