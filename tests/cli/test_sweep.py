@@ -36,17 +36,6 @@ beta = [0.1, 0.3]
 """
 
 
-# The command, whose workers are forked: they need not import torch after each of several kills.
-FORKING = """
-import multiprocessing
-from normec.__main__ import main
-from normec.experiments import tasks
-
-tasks.get_context = lambda _: multiprocessing.get_context("fork")
-main()
-"""
-
-
 def write(folder: Path, rounds: int, checkpoints: float = 30.0) -> None:
     (folder / "grid.toml").write_text(GRID.format(rounds=rounds, checkpoints=checkpoints))
 
@@ -72,8 +61,7 @@ def workers(pid: int) -> list[int]:
 
 def kill_after_a_cell(folder: Path, cells: Path, done: set[str], later: float) -> None:
     """Start the sweep and kill it when it has done one more cell; its workers end too."""
-    (folder / "forking.py").write_text(FORKING)
-    process = Fork(["forking.py", "sweep", "grid.toml", "--out", "killed", "--jobs", "2", "--quiet"], folder)
+    process = Fork(["-m", "normec", "sweep", "grid.toml", "--out", "killed", "--jobs", "2", "--quiet"], folder)
     wait_for(lambda: finished(cells).keys() - done, "another cell's end", lambda: goes_on(process))
     time.sleep(later)  # spreads the kills over a cell; nothing depends on it
     helpers = workers(process.pid)

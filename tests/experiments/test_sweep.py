@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from normec.errors import Interrupted, UsageError
-from normec.experiments import grid, runs, sweep
+from normec.experiments import grid, runs, sweep, tasks
 from normec.experiments.sweep import Event, run_cells
 from normec.report import page
 from normec.training import saved_run
 
+from ..support.forked_workers import from_a_server
 from ..support.runs import snapshot
 from ..support.waiting import LIMIT
 
@@ -33,12 +34,18 @@ def cells(**tables: Any) -> tuple[grid.Cell, ...]:
     return grid.expand(tables).cells
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are forked where torch is imported; those of the other tests start from nothing."""
+    monkeypatch.setattr(tasks, "get_context", from_a_server("normec.experiments.tasks"))
+
+
 def history(folder: Path) -> bytes:
     return (folder / "metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_cell_is_the_run_it_would_be_alone(jobs: int, tmp_path: Path) -> None:
+def test_a_cell_is_the_run_it_would_be_alone(jobs: int, tmp_path: Path, forked: None) -> None:  # noqa: ARG001
     asked = cells(**PLAIN, grid={"beta": [0.1, 0.3, 1.0]})
     outcomes = run_cells(asked, tmp_path / "sweep", jobs=jobs)
     assert [outcome.cell for outcome in outcomes] == list(asked)
@@ -68,7 +75,7 @@ def test_what_is_done_is_skipped_and_a_grid_may_grow(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cells").iterdir())) == 3
 
 
-def test_a_run_that_is_asked_for_twice_runs_once(tmp_path: Path) -> None:
+def test_a_run_that_is_asked_for_twice_runs_once(tmp_path: Path, forked: None) -> None:  # noqa: ARG001
     (cell,) = cells(**PLAIN, grid={"beta": [0.1]})
     other = grid.Cell(cell.config, {"panel": "right"})
     outcomes = run_cells([cell, other], tmp_path, jobs=2)
@@ -210,7 +217,7 @@ def test_a_killed_worker_takes_only_its_cell_with_it(tmp_path: Path, monkeypatch
         pytest.param({"jobs": 2, "ray": "local"}, marks=[NEEDS_RAY, pytest.mark.slow]),
     ],
 )
-def test_ctrl_c_is_honoured_after_the_round(how: dict[str, Any], tmp_path: Path) -> None:
+def test_ctrl_c_is_honoured_after_the_round(how: dict[str, Any], tmp_path: Path, forked: None) -> None:  # noqa: ARG001
     asked = cells(**{**PLAIN, "rounds": 10**8}, grid={"beta": [0.1, 0.3, 1.0]})
     sent: list[str] = []
 

@@ -91,17 +91,34 @@ def chromium() -> Iterator[Any]:
 
 
 class Look:
-    """A page in the browser, and everything about it that should not happen."""
+    """A page in the browser, and everything about it that should not happen.
 
-    def __init__(self, browser: Any, **how: Any) -> None:
-        self.context = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how))
-        self.context.set_default_timeout(1000 * LIMIT)
-        self.page = self.context.new_page()
+    Args:
+        page: An empty page, in a context of its own.
+    """
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
         self.complaints: list[str] = []
         self.requests: list[str] = []
-        self.page.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
-        self.page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
-        self.page.on("request", lambda request: self.requests.append(request.url))
+        self._heard = {
+            "console": lambda message: self.complaints.append(f"{message.type}: {message.text}"),
+            "pageerror": lambda error: self.complaints.append(f"error: {error}"),
+            "request": lambda request: self.requests.append(request.url),
+        }
+        for event, hear in self._heard.items():
+            self.page.on(event, hear)
+
+    def leave(self) -> bool:
+        """Make the page as if it were new; returns whether it can be used again, as when it only opened files."""
+        for event, hear in self._heard.items():
+            self.page.remove_listener(event, hear)
+        if self.complaints or not self.requests or not all(url.startswith("file:") for url in self.requests):
+            return False
+        self.page.evaluate("localStorage.clear(), sessionStorage.clear()")
+        self.page.mouse.move(0, 0)
+        self.page.goto("about:blank")
+        return True
 
     def open(self, where: Path | str) -> Any:
         self.page.goto(where.as_uri() if isinstance(where, Path) else where)
@@ -114,17 +131,48 @@ class Look:
         return self.page
 
 
+class EmptyPages:
+    """Empty pages by the settings of their contexts. Where one was drawn, the next takes a third of the time."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._left: dict[str, Any] = {}
+
+    def take(self, how: dict[str, Any]) -> Any:
+        page = self._left.pop(repr(how), None)
+        if page is None:
+            context = self._browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | how))
+            context.set_default_timeout(1000 * LIMIT)
+            page = context.new_page()
+        return page
+
+    def put_back(self, how: dict[str, Any], page: Any) -> None:
+        """Keep it, and close all but two: the process of each takes memory."""
+        self._left[repr(how)] = page
+        while len(self._left) > 2:
+            self._left.pop(next(iter(self._left))).context.close()
+
+
+@pytest.fixture(scope="session")
+def empty_pages(chromium: Any) -> EmptyPages:
+    return EmptyPages(chromium)
+
+
 @pytest.fixture
-def look(chromium: Any) -> Iterator[Any]:
+def look(empty_pages: EmptyPages, request: pytest.FixtureRequest) -> Iterator[Any]:
     """look(**context settings) → Look; whatever it opened must not have complained."""
-    opened: list[Look] = []
+    opened: list[tuple[Look, dict[str, Any]]] = []
 
     def open_one(**how: Any) -> Look:
-        opened.append(Look(chromium, **how))
-        return opened[-1]
+        opened.append((Look(empty_pages.take(how)), how))
+        return opened[-1][0]
 
+    failed = request.session.testsfailed
     yield open_one
-    complaints = [line for one in opened for line in one.complaints]
-    for one in opened:
-        one.context.close()
+    complaints = [line for one, _ in opened for line in one.complaints]
+    for one, how in opened:
+        if request.session.testsfailed == failed and one.leave():
+            empty_pages.put_back(how, one.page)
+        else:
+            one.page.context.close()
     assert not complaints

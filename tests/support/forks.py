@@ -1,8 +1,8 @@
 """Python programs in processes that are forked where torch and the command are loaded, not started from nothing.
 
 Most of the time of a small run goes into its imports. A server makes them once, and a small run makes those of
-functions; then it forks a process for each program. The ranks of `normec train --processes` and of torchrun are forked
-from their launcher in the same way: only the call that starts a rank is another one.
+functions; then it forks a process for each program. The ranks of `normec train --processes` and of torchrun, and the
+workers of a sweep, are forked from their launcher in the same way: only the call that starts one is another.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
+from .forked_workers import ForkingContext
 from .waiting import LIMIT
 
 ROOT = Path(__file__).parents[2]
@@ -179,6 +180,7 @@ def _make_imports() -> None:
     import normec.report.page  # noqa: F401
     from normec.cli.app import run
     from normec.distributed import launch
+    from normec.experiments import tasks
 
     for name in FIRST_USE:
         importlib.import_module(name)
@@ -192,6 +194,8 @@ def _make_imports() -> None:
     gc.collect()
     gc.freeze()  # else a collection in a child copies the pages of all objects
     launch.subprocess = SimpleNamespace(Popen=ForkedPopen, DEVNULL=subprocess.DEVNULL)  # type: ignore[attr-defined]
+    forking = ForkingContext()
+    tasks.get_context = lambda _: forking  # type: ignore[attr-defined]
 
 
 def _run(words: Sequence[str]) -> None:

@@ -27,6 +27,8 @@ from normec.experiments import build
 from normec.settings import make
 from normec.training.train import prepare
 
+from ...support.forked_workers import from_a_server
+
 pytestmark = pytest.mark.slow  # nothing of the library depends on it
 
 BUDGET = tuning.TuningBudget(2, (0,), (2, 3), rounds=(3, 5))
@@ -310,8 +312,9 @@ def test_several_processes_make_the_same_records(tmp_path: Path) -> None:
     assert list(map(without_seconds, one)) == list(map(without_seconds, two))
 
 
-def test_a_cell_that_fails_takes_no_other_record_with_it(tmp_path: Path) -> None:
-    """EF21 has no bound, so that a private run of it is refused."""
+def test_a_cell_that_fails_takes_no_other_record_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """EF21 has no bound, so that a private run of it is refused. The processes are forked, not spawned as above."""
+    monkeypatch.setattr(runner, "get_context", from_a_server("benchmarks.privacy.runner"))
     own = {"EF21": Contender("ef21", "error feedback", {"lr": "steps"})}
     study = replace(TINY, contenders=("EF21", *FEW), own=own)
     said: list[str] = []

@@ -23,7 +23,7 @@ from benchmarks.speed.measurement import Limits, Measured, Task, measure_all, ru
 from benchmarks.speed.workloads import Case
 from normec.cli.app import run
 
-from ...support.forks import ENVIRONMENT, end_with_us
+from ...support.forks import ENVIRONMENT, Fork, end_with_us
 from ...support.waiting import LIMIT, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -38,11 +38,12 @@ ROW = {
 }
 
 
-def measure(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command to its end."""
-    return subprocess.run(
-        [*COMMAND, *arguments], cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
+def measure(*arguments: str) -> tuple[int, str, str]:
+    """Run the command to its end in a forked process; return its exit code, and what it wrote to its two streams."""
+    process = Fork(["-m", "benchmarks.speed", *arguments], ROOT)
+    shown, said = process.communicate()
+    assert process.returncode is not None
+    return process.returncode, shown, said
 
 
 @pytest.mark.slow
@@ -69,13 +70,13 @@ def test_a_killed_benchmark_goes_on_and_has_all_fields_and_consistent_ratios(tmp
     before = [json.loads(line) for line in kept.read_text().splitlines()[1:]]
     with kept.open("a") as file:
         file.write('{"case": {"workload"')  # cut off
-    done = measure(*SMALL, *some)
-    assert done.returncode == 0, done.stderr
-    assert not any(Implementation(**line["implementation"]).name in done.stderr for line in before)
+    code, shown, said = measure(*SMALL, *some)
+    assert code == 0, said
+    assert not any(Implementation(**line["implementation"]).name in said for line in before)
     after = [json.loads(line) for line in kept.read_text().splitlines()]
     assert after[1 : 1 + len(before)] == before
     assert len(after) == 1 + 6  # a line of conditions, and one for each process or its absence
-    found = json.loads(done.stdout)
+    found = json.loads(shown)
     assert found["limits"] == {"rounds": 3, "seconds": 1e6, "repeats": 1, "limit": 1e6, "beside": 1}
     assert found["machine"]["threads"] == 1
     (case,) = found["cases"]
@@ -101,9 +102,9 @@ def test_a_killed_benchmark_goes_on_and_has_all_fields_and_consistent_ratios(tmp
     assert case["floor"] == min(row["seconds"] for row in rows.values() if row["kind"] == "floor" and row["seconds"])
     assert json.loads((out / "bench.json").read_text()) == found
     assert (out / "cost.png").exists()
-    other = measure(*SMALL, *some, "--rounds", "4")
-    assert other.returncode == 2
-    assert other.stderr == f"error: {kept} has measurements with rounds 3, and this benchmark has 4; " + (
+    code, _, said = measure(*SMALL, *some, "--rounds", "4")
+    assert code == 2
+    assert said == f"error: {kept} has measurements with rounds 3, and this benchmark has 4; " + (
         "choose another folder\n"
     )
 
@@ -252,9 +253,9 @@ def test_ranks_against_one_process() -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("two ranks need two cores")
     small = ("--workload", "mlp", "--n", "20", "--repeats", "1", "--rounds", "2", *PATIENT)
-    done = measure("--ranks", "2", *small, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    code, shown, said = measure("--ranks", "2", *small, "--json")
+    assert code == 0, said
+    found = json.loads(shown)
     assert found["speedup"] == pytest.approx(found["alone"] / found["spread"])
     assert found["dimension"] == 784 * 64 + 64 + 64 * 10 + 10
     assert found["all_reduce"] > 0

@@ -6,8 +6,6 @@ import fcntl
 import json
 import math
 import os
-import subprocess
-import sys
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from publications.alpha_normec.plan import Cell
 from publications.alpha_normec.protocol import Protocol
 from publications.alpha_normec.runner import Folders
 
+from ...support.forks import Fork
 from ...support.waiting import LIMIT
 
 Row = dict[str, Any]
@@ -103,17 +102,10 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> SmokeFigures:
         printed = base / "figures.json"
         if not printed.exists():
             words = ["figures", "all", "--runs", str(base / "smoke"), "--jobs", "2", "--json", "--quiet"]
-            done = subprocess.run(
-                [sys.executable, "-m", "publications.alpha_normec", *words],
-                cwd=ROOT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                capture_output=True,
-                text=True,
-                timeout=10 * LIMIT,
-                check=False,
-            )
-            assert done.returncode == 0, done.stderr
-            printed.write_text(done.stdout)
+            process = Fork(["-m", "publications.alpha_normec", *words], ROOT)
+            found, said = process.communicate(10 * LIMIT)
+            assert process.returncode == 0, said
+            printed.write_text(found)
     folder = base / "smoke"
     cells = [
         RunFiles(
