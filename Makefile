@@ -1,7 +1,7 @@
 # make run    environment, then the demonstration on the embedded digits
 # make reproduce   environment, then the paper's figures and tables at smoke scale, in runs/alpha_normec/smoke/figures
 # make test   environment, then formatting, types and the quick tests: at most five minutes on two cores
-# make test-all   the same with the slow tests, a federation over TLS and Triton's kernels; about half an hour
+# make test-all   the same with the slow tests, a federation over TLS and Triton's kernels; about 25 minutes
 # make test-kernels   the kernels alone, without a GPU: interpreted, and compiled for one; a few minutes, Linux
 # make docs   environment, then the documentation site in site/, from files of this machine alone
 # make clean  remove the environment and the demonstration's runs
