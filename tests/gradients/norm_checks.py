@@ -318,7 +318,7 @@ LEFT = {  # how often ReLU is left to PyTorch
     "changed": 1,
     "another shape": 2,
     "nothing else": 0,
-    "without gradients": 1,
+    "without gradients": 0,
     "shortcuts that change": 2,
     "outputs that change": 0,
     "called twice": 0,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from normec import Problem
+from normec import GD, Compute, Problem, train
 from normec.data.augment import CropFlip, Normalize
 from normec.gradients.shared import engine as passes
 from normec.gradients.shared import inputs as preparing
@@ -256,3 +256,30 @@ def test_what_would_take_too_much_memory_or_too_many_graphs_is_prepared_anew() -
     shared.shrink()
     everything(shared, of)
     assert not shared._kept._held
+
+
+class ReadsStatistics(nn.Module):
+    """Subtracts the mean that its norm has seen so far, which is zero at the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.scores = nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        known = None if self.norm.running_mean is None else self.norm.running_mean.clone()  # before this batch
+        assert known is not None
+        found: Tensor = self.scores(torch.tanh(self.norm(x) - known))
+        return found
+
+
+def test_a_model_that_reads_the_statistics_of_its_norms_has_another_engine() -> None:
+    """They lie elsewhere in the pass by modules; at the start they have the values that the model has."""
+    torch.manual_seed(0)
+    clients = [TensorDataset(3 + torch.randn(9, 6), torch.arange(9) % 3) for _ in range(4)]
+    of = Problem(ReadsStatistics(), F.cross_entropy, clients)
+    runs = [
+        train(of, GD(), lr=0.3, rounds=6, compute=Compute(engine=engine, dtype=torch.float64))  # type: ignore[arg-type]
+        for engine in ("loop", "shared")
+    ]
+    assert runs[1].engine == "shared"
+    assert torch.allclose(runs[0].x, runs[1].x, rtol=0, atol=1e-9)

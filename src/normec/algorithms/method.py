@@ -361,7 +361,8 @@ class Steps:
         self.method, self.one_by_one, self._given = method, one_by_one, method
         self._turn: tuple[int, int] = (0, 0)  # the seed and the round of what the functions draw
         self.method = self._own  # what cannot be copied is refused now
-        client, server = method.client_init(x.clone()), method.server_init(x.clone())
+        with self._numbers("init"):
+            client, server = method.client_init(x.clone()), method.server_init(x.clone())
         self._single_client, self._single_server = isinstance(client, Tensor), isinstance(server, Tensor)
         self.initial_client_state = self._all_kept(self._named(client, MEMORY, "client_init"))
         self.initial_server_state = self._all_kept(self._named(server, ESTIMATE, "server_init"))

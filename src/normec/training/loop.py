@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -239,9 +239,7 @@ class TrainingLoop:
             except BudgetSpent as spent:
                 self.stopped = str(spent)
                 return False
-            # What they draw, and may do with it, must not depend on how many numbers the last client has drawn.
-            drawn = own_numbers(derive_seed(self.plan.seed, "callbacks", state.round))
-            with self.watch.span("callbacks"), drawn if self.mechanism and self.callbacks else nullcontext():
+            with self.watch.span("callbacks"), self._numbers_for_callbacks("round", state.round):
                 for callback in self.callbacks:
                     callback.round(state.round)
             if self.begun and (self._time_to_save(state) if self.communicator.size == 1 else self.saving):
@@ -250,6 +248,12 @@ class TrainingLoop:
         if self.profile is not None:
             self.profile.after(state.round)
         return True
+
+    def _numbers_for_callbacks(self, function: str, round: int) -> AbstractContextManager[None]:
+        """What callbacks draw, and may do with it, must not depend on how many numbers the last client has drawn."""
+        if self.mechanism is None or not self.callbacks:
+            return nullcontext()
+        return own_numbers(derive_seed(self.plan.seed, "callbacks", function, round))
 
     def _time_to_save(self, state: State) -> bool:
         if self.save_every_round or time.monotonic() - self.saved_at >= self.checkpoint_seconds:
@@ -294,8 +298,9 @@ class TrainingLoop:
             payments=self.budget.payments() if self.budget is not None else None,
             majority=self.problem.majority if isinstance(self.problem, Problem) else None,
         )
-        for callback in self.callbacks:
-            callback.end(run)
+        with self._numbers_for_callbacks("end", state.round):
+            for callback in self.callbacks:
+                callback.end(run)
         return run
 
     def _spent_on_stop(self, spent: Spent, planned: float, reason: str) -> Spent:
@@ -563,8 +568,10 @@ class TrainingLoop:
 
     def _announce(self, state: State) -> None:
         """Tell the callbacks, once, that the run begins or goes on."""
-        for callback in () if self.announced else self.callbacks:
-            callback.begin(state.round, self.plan.rounds)
+        if not self.announced:
+            with self._numbers_for_callbacks("begin", state.round):
+                for callback in self.callbacks:
+                    callback.begin(state.round, self.plan.rounds)
         self.announced = True
 
     def _open_ledger(self) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch._ops import OpOverload, OpOverloadPacket
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_modules
 from torch.overrides import TorchFunctionMode
@@ -56,8 +57,11 @@ _OPERATORS = (
 )
 _WRITING = {"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)}
 _HARMLESS = {F.batch_norm, Tensor.requires_grad_}  # which look as if they wrote to what they are given
-# What is known before: attributes reach Python as the `__get__` of their descriptors.
-_FACTS = {Tensor.size, Tensor.dim, *(vars(torch._C.TensorBase)[name].__get__ for name in ("shape", "dtype", "ndim"))}
+# What is known before, and what changes nothing: attributes reach Python as the `__get__` of their descriptors.
+_FACTS = {
+    *(torch._C._set_grad_enabled, Tensor.size, Tensor.dim),
+    *(vars(torch._C.TensorBase)[name].__get__ for name in ("shape", "dtype", "ndim")),
+}
 
 
 def may_wait(model: nn.Module) -> bool:
@@ -254,5 +258,12 @@ def _writes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     counts = bool(args) and isinstance(args[0], Tensor) and not args[0].is_floating_point()
     if func in _HARMLESS or counts:  # a norm computes with floating-point numbers
         return False
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in _WRITING or kwargs.get("out") is not None
+    every = func.overloads() if isinstance(func, OpOverloadPacket) else []
+    schemas = [getattr(func, one)._schema for one in every if "out" not in one]
+    schemas += [func._schema] if isinstance(func, OpOverload) else []
+    if any(schema.is_mutable for schema in schemas):
+        return True
+    assigned = name == "__set__" and getattr(func.__self__, "__name__", "") in ("data", "real", "imag")
+    named = (name.endswith("_") and not name.endswith("__")) or name in _WRITING
+    in_place = assigned or named or kwargs.get("out") is not None
     return in_place or any(one is True for one in (*args, *kwargs.values()))

@@ -38,15 +38,16 @@ class GroupNormRows(Function):
         weight: Maybe,
         bias: Maybe,
         slots: SlotPair,
-        norm: nn.GroupNorm,
+        groups: int,
+        eps: float,
         relu: bool,
     ):
         from ...kernels import group_norm
 
         x = channels_last(x)
-        y, mean, inverse = group_norm.forward(x, norm.num_groups, weight, bias, norm.eps, relu, _maybe_last(shortcut))
+        y, mean, inverse = group_norm.forward(x, groups, weight, bias, eps, relu, _maybe_last(shortcut))
         ctx.save_for_backward(x, weight, bias, mean, inverse, y if shortcut is not None else None)
-        ctx.slots, ctx.groups, ctx.relu = slots, norm.num_groups, relu
+        ctx.slots, ctx.groups, ctx.relu = slots, groups, relu
         return _twice(ctx, y)
 
     @staticmethod
@@ -61,7 +62,7 @@ class GroupNormRows(Function):
             channels_last(g), x, ctx.groups, weight, bias, mean, inverse, ctx.relu, y, _maybe_last(also)
         )
         _write_affine_gradients(ctx.slots, sums)
-        return data, passed, None, None, None, None, None
+        return data, passed, *[None] * 6
 
     @staticmethod
     def fits(x: Tensor, groups: int) -> bool:
