@@ -62,9 +62,7 @@ class Implementation:
             return "JAX has no autocast, so it would need another model for bf16"
         if (self.kind, self.choice) == (PEER, "opacus") and case.precision == "bf16":
             return "Opacus 1.6 assigns gradients of bfloat16 to parameters of float32, which PyTorch refuses"
-        if self.kind == RECORD and case.clients * case.spec.batch > case.spec.pool:
-            return f"there are not enough records for {case.clients} clients without a common one"
-        return None
+        return case.lack_of_records(case.spec.batch) if self.kind == RECORD else None
 
     def to_dict(self) -> dict[str, str]:
         return asdict(self)

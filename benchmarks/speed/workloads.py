@@ -89,6 +89,12 @@ class Case:
         """The number of clients that take part in a round."""
         return max(1, round(self.spec.share * self.clients))
 
+    def lack_of_records(self, each: int) -> str | None:
+        """Why the clients cannot have so many records each without a common one, if there are too few."""
+        if self.clients * each <= self.spec.pool:
+            return None
+        return f"there are not enough records for {self.clients} clients without a common one"
+
     @property
     def images(self) -> bool:
         return len(self.spec.shape) == 3
@@ -131,8 +137,8 @@ class WorkloadData:
         rows = self.rows[:, :records].tolist()
         if distinct:
             count = len(rows[0])
-            if self.case.clients * count > len(self.inputs):
-                raise UsageError(f"there are not enough records for {self.case.clients} clients without a common one")
+            if (lack := self.case.lack_of_records(count)) is not None:
+                raise UsageError(lack)
             rows = torch.arange(self.case.clients * count).view(-1, count).tolist()
         return Problem(self.built.model, self.built.loss, [Subset(whole, own) for own in rows])
 

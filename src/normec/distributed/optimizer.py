@@ -16,7 +16,6 @@ warns about it.
 from __future__ import annotations
 
 import json
-import random
 import secrets
 import threading
 import warnings
@@ -26,7 +25,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -39,7 +37,7 @@ from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, ser
 from ..errors import Diverged, UsageError, at_least, non_negative
 from ..privacy.mechanism import Spent
 from ..privacy.statement import Privacy
-from ..sampling.random_streams import Key, Stream, derive_seed, seed_generators
+from ..sampling.random_streams import Key, Stream, derive_seed, own_numbers
 from ..training.client_weights import checked_weights
 from ..training.communicator import Communicator, SingleProcess, check_agreement
 from ..training.independence import active_mode
@@ -281,18 +279,8 @@ class ClientOptimizer(Optimizer):
         if self._noise is None or len(self._clients) == 1:
             yield
             return
-        seed = derive_seed(self._draws, "client", self.round, int(self._clients[number]))
-        device = self._flat.like.device
-        python, numpy = random.getstate(), np.random.get_state()
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else ()):
-            try:
-                seed_generators(seed, device)
-                random.seed(seed)
-                np.random.seed(seed % 2**32)
-                yield
-            finally:
-                random.setstate(python)
-                np.random.set_state(numpy)
+        with own_numbers(derive_seed(self._draws, "client", self.round, int(self._clients[number]))):
+            yield
 
     def _take_gradient(self, number: int) -> None:
         gradient = self._flat.gradient()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor, nn
 
 from ..algorithms.method import Method
@@ -15,7 +14,7 @@ from ..gradients.loop import state_of_objective
 from ..gradients.restored import UserState, look_up_again
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
-from ..sampling.random_streams import derive_seed, seed_generators
+from ..sampling.random_streams import derive_seed, own_numbers
 from ..storage.history import NOT_COVERED, UNNOISED, History, Row
 
 if TYPE_CHECKING:
@@ -32,6 +31,19 @@ def undone_after(problem: Objective, needed: bool, method: object = None) -> Ite
         look_up_again(problem)
     with state_of_objective(problem).restored(), UserState(*_parts(method)).restored():
         yield
+
+
+def own_numbers_of(
+    callbacks: Sequence[Callback], private: bool, seed: int, function: str, round: int
+) -> AbstractContextManager[None]:
+    """Return the context in which a function of the callbacks of a run is called.
+
+    In a private run, what callbacks draw, and may do with it, must not depend on how many numbers the last client has
+    drawn.
+    """
+    if not private or not callbacks:
+        return nullcontext()
+    return own_numbers(derive_seed(seed, "callbacks", function, round))
 
 
 def _parts(method: object) -> Iterator[object]:
@@ -97,8 +109,8 @@ class RunInProgress:
 
     def evaluate(self) -> dict[str, float]:
         """Return the results of the current model on the test and validation sets, as a row of history has them."""
-        with undone_after(self._problem, self.private), torch.random.fork_rng():
-            seed_generators(derive_seed(self._seed, "evaluation", self.round), self._state.x.device)
+        numbers = own_numbers(derive_seed(self._seed, "evaluation", self.round))
+        with undone_after(self._problem, self.private), numbers:
             return self._problem.evaluate(self._state.result, self._buffers())
 
     def stop(self, reason: str) -> None:

@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -29,12 +29,11 @@ from ..privacy.display import shown_epsilon
 from ..problems.objective import Buffers, Objective
 from ..problems.problem import Problem
 from ..sampling.participation import steady_count
-from ..sampling.random_streams import derive_seed, own_numbers
 from ..storage.history import NOT_COVERED, Row
 from ..storage.run_folder import RunStorage
 from ..system.processes import Interrupt
 from .budget import Budget
-from .callbacks import Callback, RunInProgress
+from .callbacks import Callback, RunInProgress, own_numbers_of
 from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, SingleProcess, gather_buffers, local_part
 from .graphed_round import GraphedRound
@@ -250,10 +249,7 @@ class TrainingLoop:
         return True
 
     def _numbers_for_callbacks(self, function: str, round: int) -> AbstractContextManager[None]:
-        """What callbacks draw, and may do with it, must not depend on how many numbers the last client has drawn."""
-        if self.mechanism is None or not self.callbacks:
-            return nullcontext()
-        return own_numbers(derive_seed(self.plan.seed, "callbacks", function, round))
+        return own_numbers_of(self.callbacks, self.mechanism is not None, self.plan.seed, function, round)
 
     def _time_to_save(self, state: State) -> bool:
         if self.save_every_round or time.monotonic() - self.saved_at >= self.checkpoint_seconds:

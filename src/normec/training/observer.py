@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,9 +15,9 @@ from ..errors import Diverged
 from ..gradients.engine import Block, Engine
 from ..problems.objective import Buffers, Objective
 from ..sampling.participation import Rotation
-from ..sampling.random_streams import derive_seed, own_numbers, seed_generators
+from ..sampling.random_streams import derive_seed, seed_generators
 from ..storage.history import COLUMNS, History, Row
-from .callbacks import Callback, undone_after
+from .callbacks import Callback, own_numbers_of, undone_after
 from .client_update import ClientUpdate, local_correction
 from .communicator import Communicator, gather_buffers, local_part
 from .memory_table import read_rows
@@ -135,8 +134,8 @@ class Observer:
         self._history.append(row)
         if write:
             self._history.write()
-        numbers = own_numbers(derive_seed(self._plan.seed, "row", row["round"]))  # see `TrainingLoop`
-        with numbers if self._mechanism is not None and self._callbacks else nullcontext():
+        private = self._mechanism is not None
+        with own_numbers_of(self._callbacks, private, self._plan.seed, "row", row["round"]):
             for callback in self._callbacks:
                 callback.row(row)
 

@@ -351,9 +351,8 @@ def prepare(problem: Objective, method: Method | str, options: Options) -> Train
             refuse_hidden_growth(extension, mechanism, folder)
         if isinstance(problem, Problem):
             refuse_shared_records(problem, privacy, plan.diagnostics)
-        refuse_modes()
-        if isinstance(problem, Problem):
             look_up_again(problem)
+        refuse_modes()
         # Before anything else runs the caller's code, which may keep what it saw first.
         refuse_mixing_methods(method, len(problem.x0))
         refuse_coupled_clients(problem, plan.seed, record_clip_of(privacy))

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -142,21 +142,12 @@ def test_a_problem_with_an_augmentation_leaves_nothing_in_a_collate_function(sum
     within(run(False), run(True))
 
 
-class Objective:
-    """An objective of the caller's own; `centred` is what a subclass keeps."""
+class Bare:
+    """What an objective of the caller's own has beside its clients' losses."""
 
+    __slots__ = ()
     augment = sizes = None
     statistics = False
-
-    def __init__(self, data: list[tuple[Tensor, Tensor]]) -> None:
-        self.data, self.clients, self.x0 = data, len(data), torch.zeros(12)
-
-    def centred(self, inputs: Tensor) -> Tensor:
-        raise NotImplementedError
-
-    def client_loss(self, x: Tensor, client: int, *_: object) -> Tensor:
-        inputs, targets = self.data[client]
-        return F.mse_loss(self.centred(inputs) @ x.view(4, 3), targets)
 
     def initial_buffers(self) -> dict[str, Tensor]:
         return {}
@@ -170,8 +161,22 @@ class Objective:
     def fingerprint(self) -> dict[str, Any]:
         return {}
 
-    def to(self, *_: object) -> Objective:
+    def to(self, *_: object) -> Self:
         return self
+
+
+class Objective(Bare):
+    """An objective of the caller's own; `centred` is what a subclass keeps."""
+
+    def __init__(self, data: list[tuple[Tensor, Tensor]]) -> None:
+        self.data, self.clients, self.x0 = data, len(data), torch.zeros(12)
+
+    def centred(self, inputs: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def client_loss(self, x: Tensor, client: int, *_: object) -> Tensor:
+        inputs, targets = self.data[client]
+        return F.mse_loss(self.centred(inputs) @ x.view(4, 3), targets)
 
 
 class ByData(Objective):
@@ -263,14 +268,11 @@ class InBuffers(InModule):
 
 
 @dataclass(slots=True)
-class InSlots:
+class InSlots(Bare):
     """An objective without a dictionary."""
 
     data: list[tuple[Tensor, Tensor]]
     mean: Any = None
-    augment: Any = None
-    sizes: Any = None
-    statistics: bool = False
 
     @property
     def clients(self) -> int:
@@ -284,21 +286,6 @@ class InSlots:
         inputs, targets = self.data[client]
         self.mean = inputs.mean(0) if self.mean is None else self.mean
         return F.mse_loss((inputs - self.mean) @ x.view(4, 3), targets)
-
-    def initial_buffers(self) -> dict[str, Tensor]:
-        return {}
-
-    def evaluate(self, *_: object) -> dict[str, float]:
-        return {}
-
-    def model_at(self, *_: object) -> None:
-        return None
-
-    def fingerprint(self) -> dict[str, Any]:
-        return {}
-
-    def to(self, *_: object) -> InSlots:
-        return self
 
 
 class Steps(list[int]):

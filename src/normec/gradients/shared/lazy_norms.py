@@ -40,22 +40,8 @@ _RELU_IN_PLACE = {F.relu_, torch.relu_, Tensor.relu_}
 _RELU = {F.relu, torch.relu, Tensor.relu, *_RELU_IN_PLACE}
 _ADD_IN_PLACE = {Tensor.add_, Tensor.__iadd__}
 _ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, *_ADD_IN_PLACE}
-_OPERATORS = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-    "matmul",
-)
-_WRITING = {"__setitem__", *(f"__i{operator}__" for operator in _OPERATORS)}
+# Methods that write: those of assignments such as x += y, for every operator that tensors have.
+_WRITING = {"__setitem__", *(f"__i{name[2:]}" for name in dir(Tensor) if hasattr(Tensor, f"__i{name[2:]}"))}
 _HARMLESS = {F.batch_norm, Tensor.requires_grad_}  # which look as if they wrote to what they are given
 # What is known before, and what changes nothing: attributes reach Python as the `__get__` of their descriptors.
 _FACTS = {
@@ -136,9 +122,9 @@ class LazyNorms(TorchFunctionMode):
         itself is returned.
         """
         self._count(statistics)
-        waiting = _Waiting(norm, statistics)
         if not torch.is_grad_enabled():
             return norm(None, False, True)[0]
+        waiting = _Waiting(norm, statistics)
         self._uncounted.append(waiting)
         return self._stand_in(like, waiting)
 

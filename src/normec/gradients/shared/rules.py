@@ -221,8 +221,8 @@ def _group_norm(module: nn.GroupNorm, slots: Slots, sink: GradientSink, name: st
 
         return _promised(sink, x, norm)
     if GroupNormOnHost.fits(x, weight):
-        return GroupNormOnHost.apply(x, weight, bias, where, module.num_groups, module.eps)
-    normed = F.group_norm(x, module.num_groups, None, None, module.eps)
+        return GroupNormOnHost.apply(x, weight, bias, where, groups, eps)
+    normed = F.group_norm(x, groups, None, None, eps)
     return _affine(module, slots, normed, first=True)
 
 
