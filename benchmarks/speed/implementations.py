@@ -45,6 +45,11 @@ class Implementation:
         return self.kind == RECORD or (self.kind, self.choice) == (PEER, "opacus")
 
     @property
+    def compiles(self) -> bool:
+        """Whether TorchInductor compiles the model, which takes longer than all else before the first round."""
+        return self.choice.startswith(("compiled", "autotuned"))
+
+    @property
     def processes(self) -> bool:
         """Whether the implementation uses several processes."""
         return (self.kind, self.choice) == (PEER, "flower")

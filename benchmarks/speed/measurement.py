@@ -235,7 +235,10 @@ class Runner:
         # An empty cache, so that the time of the first compilation is measured.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "compiled")}
         path = {"PYTHONPATH": self._package}
-        return {**os.environ, **threads, **cache, **path}
+        # TorchInductor starts a process for each core, in each of those that get ready at once.
+        beside = self.limits.beside
+        compilers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // beside))} if beside > 1 else {}
+        return {**os.environ, **threads, **cache, **compilers, **path}
 
     def _installed(self) -> dict[str, str | None]:
         try:
@@ -279,6 +282,8 @@ def measure_all(
         for implementation, some in of.outcomes.items()
         if repeat >= len(some)
     ]
+    if runner.limits.beside > 1:  # what takes longest to get ready begins first, so that nothing is left alone at the end
+        tasks.sort(key=lambda task: not task.implementation.compiles)
 
     def needless(task: Task) -> bool:
         if any(outcome["status"] != "measured" for outcome in outcomes[task.case, task.implementation]):

@@ -38,6 +38,7 @@ def main(request: Path, answer: Path) -> None:
 
     def begin() -> None:
         nonlocal timing
+        facts["ready"] = time.time() - asked["started"]
         if turn is not None:
             turn.sendall(b"r")
             turn.recv(1)
