@@ -87,4 +87,6 @@ def after_absence(steps: Steps, state: PartyState, round: int, like: Tensor) -> 
     if state.client is None:
         raise TypeError("a party that waits for the server's record has no state")
     rounds = round - state.since
+    if rounds < 0:
+        raise ValueError(f"the state is that of round {state.since}, not of round {round}")
     return as_kept(steps.absent(as_used(state.client, like), rounds), steps) if rounds else state.client

@@ -12,7 +12,8 @@ masks it.
   whether its last vector was counted or not.
 - At record level the memory may hold what no noise covers. The rule for that (R4 of `privacy.rules`) needs the same
   terms in all rounds, and here they are signed once for all rounds. An attempt of round k is paid for with the memory
-  that k messages can have made: the memory changes at most once in a round, whatever the server says about attempts.
+  that k messages can have made. So a memory that holds a message of round k makes no vector of round k or of an earlier
+  one again: it changes at most once in a round, whatever the server says about attempts and rounds.
 """
 
 from __future__ import annotations
@@ -115,6 +116,8 @@ class SumContributor(Contributor):
         request, price = self._request(assignment), self._price(assignment.round)
         policy, attempt = self._policy(), assignment.attempt
         with self._account(policy) as account:
+            if self._since() > assignment.round:
+                raise Refused("round", f"the memory holds a message of round {self._since() - 1} already")
             if price is None:
                 account.note_without_noise(request, attempt)
                 self._ledger = account.head
@@ -251,6 +254,12 @@ class SumContributor(Contributor):
             self._journal.note("damaged", run=run, node=node, exact=str(error))
             found = None
         return found if found is not None else self._fresh()
+
+    def _since(self) -> int:
+        """The first round for which the memory on the disk may be used."""
+        state = self._state()
+        self._held = party_state.identity(self._path), state
+        return state.since
 
     def _fresh(self) -> PartyState:
         return PartyState("", client=first_state(self._steps))
