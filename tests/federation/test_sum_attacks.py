@@ -584,6 +584,32 @@ def test_a_party_that_is_left_out_is_asked_when_too_few_others_are_online(tmp_pa
     federation.close()
 
 
+class Refusing(Play):
+    """Party d deals its shares and answers every task with a refusal that another attempt could cure."""
+
+    def post(self, due: dict[int, SumRequest], ttl: float) -> None:  # noqa: ARG002
+        for number, request in due.items():
+            node = NODES[number]
+            if node == "d" and self.federation.server.stage == "vectors":
+                refusal = SumRefusal(self.federation.server.attempt, "failed")
+                answer: Any = SumReply(request.run, node, request.round, octets(encode((refusal,))))
+            else:
+                answer = self.federation.parties[node].answer(to_fields(request))
+            self.answers.append(Incoming(number, request.round, to_fields(answer)))
+
+
+def test_a_party_that_is_needed_and_refuses_every_task_does_not_spend_the_budgets_of_the_others(
+    tmp_path: Path,
+) -> None:
+    federation = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 40, CLIENT, minimum=len(NODES))
+    play: Any = Refusing(federation)
+    run_sums(federation.server, play, play, Timeouts(600.0, 86_400.0), play.say, lambda: play.now)
+    assert federation.server.round == 0
+    assert "missing were d (9 times)" in str(federation.server.stopped)
+    assert paid(federation) == [9, 9, 9, 0]
+    federation.close()
+
+
 # ---- introductions -------------------------------------------------------------------------------------------------
 
 

@@ -320,6 +320,30 @@ def test_a_dearer_release_is_not_covered_by_a_cheaper_payment(tmp_path: Path) ->
             ledger.spend(0, Event(0.01), 1.0)
 
 
+def test_dearer_rounds_are_not_covered_by_a_key_that_was_reserved(tmp_path: Path) -> None:
+    with Ledger(tmp_path / "ledger.jsonl", Privacy(epsilon=8, delta=1e-5, noise="seeded"), 4) as ledger:
+        ledger.reserve(0, Event(40.0, count=4), 1.0, key="known")
+        assert not ledger.reserve(1, Event(40.0, count=2), 1.0, key="known").fresh
+        with pytest.raises(UsageError, match="was paid for with multiplier 40"):
+            ledger.reserve(0, Event(0.5, count=4), 1.0, key="known")
+
+
+def test_a_ledger_that_accepted_its_releases_states_no_more_than_its_budget(tmp_path: Path) -> None:
+    """Two bounds of the same releases may differ, because their distributions are computed on different intervals."""
+    stated = Privacy(epsilon=3.2, delta=1.5871692292759095e-07, sampling=0.9, noise="seeded")
+    kinds = [
+        Event(15.753069616823721, 0.5, 2),
+        Event(1.4721773109926213, 0.004864375098229096, 3000),
+        Event(17.297688813276405, 0.00017220665102565843, 3000),
+        Event(26.942207605792042, 0.9, 300),
+        Event(2.7218095741477613, 0.004896266306946752, 50),
+    ]
+    with Ledger(tmp_path / "ledger.jsonl", stated, 6352) as ledger:
+        for event in kinds:
+            ledger.reserve(ledger.releases, event, 1.0)
+        assert 3.0724 <= ledger.exact_epsilon() <= stated.budget  # 3.0724 by a convolution of another program
+
+
 def test_only_attempts_with_a_line_of_their_own_are_paid_for(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.jsonl", SECURE, 9) as ledger:
         for _ in range(3):

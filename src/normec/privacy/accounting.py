@@ -147,12 +147,13 @@ class Account:
         return (bool(groups) and epsilon_rdp(groups, mu, self.delta) <= limit) or self.epsilon() <= limit
 
     def upper(self, horizon: int) -> float:
-        """An upper bound of `epsilon()` that is cheap enough for every round of a run of `horizon` rounds.
+        """An upper bound of ε that is cheap enough for every round of a run of `horizon` rounds.
 
         Without sampling it is `epsilon()`. With sampling the count is rounded up to the next of about 32 checkpoints
         (spaced evenly in √count, the last at `horizon`) and each checkpoint is computed once. ε is monotone in the
-        count, so the bound is never too small, and at `horizon` it equals `epsilon()`. If the noise changes by round,
-        each kind of planned round has its own horizon, and they share the checkpoints.
+        count, so the bound is never too small. If the noise changes by round, each kind of planned round has its own
+        horizon, and they share the checkpoints. `epsilon()` may be the larger one, because a PLD is computed on an
+        interval, which follows here from `horizon` and there from the releases.
         """
         if not self._sampled:
             return self.epsilon()
@@ -170,6 +171,10 @@ class Account:
         if (groups, mu) not in self._upper:
             self._upper[groups, mu] = self._epsilon(groups, mu, horizon)
         return self._upper[groups, mu]
+
+    def tightest(self, horizon: int) -> float:
+        """The smaller one of `epsilon()` and `upper(horizon)`, both of which hold."""
+        return min(self.epsilon(), self.upper(horizon))
 
     def _groups(self) -> tuple[Group, ...]:
         return tuple(Group(z, rate, count) for (z, rate), count in sorted(self._sampled.items()))

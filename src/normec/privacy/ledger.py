@@ -243,7 +243,7 @@ class Ledger:
 
     def exact_epsilon(self) -> float:
         """The exact ε of the ledger, without the rounding of `epsilon` between checkpoints."""
-        return self._account.epsilon() if self.releases else 0.0
+        return self._account.tightest(self.horizon) if self.releases else 0.0
 
     def epsilon_at(self, round: int) -> float:
         """ε up to the last line that paid for `round`, or of the whole ledger if there is none.
@@ -278,14 +278,7 @@ class Ledger:
             found = self._allowance.pop(round, None) if key is None else self._keys.get((round, key))
             if found is None:
                 return self._write(round, event, sigma, key)
-            receipt = self._known(round, found, sigma)
-            paid = found.event
-            if dearer(event, paid):
-                raise UsageError(
-                    f"round {round} was paid for with multiplier {paid.multiplier:g} and rate {paid.rate:g}, got "
-                    f"{event.multiplier:g} and {event.rate:g}; spend without a key, as another release"
-                )
-            return receipt
+            return self._known(round, found, event, sigma)
 
     def reserve(self, first: int, event: Event, sigma: float, key: str | None = None) -> Receipt:
         """Pay for the rounds first .. first + event.count − 1 with one line; `spend` of each then adds nothing."""
@@ -295,7 +288,7 @@ class Ledger:
         rounds = range(first, first + event.count)
         with self._turn:
             if key is not None and all((round, key) in self._keys for round in rounds):
-                return self._known(first, self._keys[first, key], sigma)
+                return [self._known(round, self._keys[round, key], event, sigma) for round in rounds][0]
             receipt = self._write(first, event, sigma, key)
             if key is None:
                 paid = _Paid(receipt.attempt, sigma, without_used_coins(event, receipt.attempt))
@@ -319,9 +312,16 @@ class Ledger:
             kind = self.privacy.noise or "secure"
             raise UsageError(f"noise={kind!r} is never the same twice; spend without a key")
 
-    def _known(self, round: int, found: _Paid, sigma: float) -> Receipt:
+    def _known(self, round: int, found: _Paid, event: Event, sigma: float) -> Receipt:
+        """The receipt of a release that was paid for before, if `event` costs no more."""
         if found.sigma != sigma:
             raise UsageError(f"round {round} was paid for with sigma = {found.sigma:g}, got {sigma:g}; use another key")
+        paid = found.event
+        if dearer(event, paid):
+            raise UsageError(
+                f"round {round} was paid for with multiplier {paid.multiplier:g} and rate {paid.rate:g}, got "
+                f"{event.multiplier:g} and {event.rate:g}; spend without a key, as another release"
+            )
         return Receipt(round, found.attempt, False, self.epsilon, self.releases)
 
     def _write(self, first: int, event: Event, sigma: float, key: str | None) -> Receipt:

@@ -599,9 +599,12 @@ class Mechanism:
 
     def spent(self) -> Spent:
         """The exact spending so far."""
-        account = self._ledger.exact_epsilon if self._ledger is not None else self._account.epsilon
+        if self._ledger is not None:
+            epsilon = self._ledger.exact_epsilon()
+        else:
+            epsilon = self._account.tightest(self.release.turns) if self.releases else 0.0
         return Spent(
-            epsilon=account() if self.releases else 0.0,
+            epsilon=epsilon,
             delta=self.privacy.delta,
             sigma=self.sigma,
             releases=self.releases,

@@ -41,6 +41,7 @@ class FolderLock:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             lock = (self._folder / ".lock").open("ab")
+            os.fchmod(lock.fileno(), 0o600)  # whoever can open it can hold its lock
         except OSError as error:
             raise UsageError(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from None
         try:

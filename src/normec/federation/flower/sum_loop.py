@@ -6,7 +6,8 @@ attempt. If too few are left, the round is attempted again with new keys. A part
 suspended (`suspension`), so that the next exchanges do not wait for it.
 
 Asking for keys costs nothing, so that exchange waits until enough parties are online. An attempt that fails later has
-cost the parties a payment, so the next one begins after a pause, which doubles with each failure.
+cost the parties a payment, so the next one begins after a pause, which doubles with each failure. One party without
+which no sum can be made could spend the budgets of all others like this, so the run stops after some such attempts.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
 ROSTER, NODES = "roster.toml", "nodes.json"
 PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds after an attempt that failed; doubles with each failure
 OPENINGS = 3  # time limits after which a sum that cannot be opened is given up
+COSTLY = ("vectors", "signatures", "reveals")  # an attempt that fails in these stages was paid for
+FAILURES, ROUNDS = 8, 4  # how many such attempts a run has to spare: so many, and one more for every so many rounds
 
 
 def sum_limits(length: int) -> MessageLimits:
@@ -136,6 +140,7 @@ class _Sums(Correspondence):
         super().__init__(coordinator, mailbox, Presence(parties), Suspensions(), timeouts, say, clock)
         self._coordinator = coordinator
         self._round, self._round_began, self._failures = -1, 0.0, 0
+        self._wasted, self._absent = 0, Counter[str]()  # attempts that were paid for in vain, and who was missing
 
     def exchange(self) -> None:
         """Run the current exchange to its end."""
@@ -169,7 +174,9 @@ class _Sums(Correspondence):
             elif late and coordinator.exchange == number:  # nothing could be closed: ask again
                 limits += 1
                 if coordinator.stage == "reveals" and limits >= OPENINGS:
-                    coordinator.repeat_round()
+                    self._note_failure(coordinator.stage, coordinator.missing)
+                    if not coordinator.finished:
+                        coordinator.repeat_round()
                 if coordinator.stage == "keys":
                     coordinator.invite_everyone()
                 self._asked.clear()
@@ -184,15 +191,31 @@ class _Sums(Correspondence):
 
     def _close(self) -> None:
         coordinator, round, attempt = self._coordinator, self._coordinator.round, self._coordinator.attempt
-        stage, left = coordinator.stage, coordinator.answered
+        stage, left, missing = coordinator.stage, coordinator.answered, coordinator.missing
         coordinator.close_exchange()
         if coordinator.round > round:
             self._say(f"round {round}: a sum of {coordinator.summed} of {len(coordinator.parties)} parties")
         elif coordinator.stage == "keys" and stage != "keys" and coordinator.attempt != attempt:
             pause = min(LONGEST_PAUSE, PAUSE * 2.0**self._failures)
             self._failures += 1
-            self._say(f"round {round}: {left} parties were left after {stage}; another attempt in {pause:g} s")
-            self._mailbox.wait(pause)
+            self._note_failure(stage, missing)
+            if not coordinator.finished:
+                self._say(f"round {round}: {left} parties were left after {stage}; another attempt in {pause:g} s")
+                self._mailbox.wait(pause)
+
+    def _note_failure(self, stage: str, missing: list[str]) -> None:
+        """Count an attempt that failed, and stop the run if too many have cost the parties a payment."""
+        coordinator = self._coordinator
+        if stage not in COSTLY:
+            return
+        self._wasted += 1
+        self._absent.update(missing)
+        if self._wasted > FAILURES + coordinator.round // ROUNDS:
+            blamed = ", ".join(f"{name} ({count} times)" for name, count in self._absent.most_common(3))
+            coordinator.stop(
+                f"round {coordinator.round}: {self._wasted} attempts failed that the parties had paid for; missing were "
+                f"{blamed}; look into their logs before you start the run again, or begin one without them"
+            )
 
     def _ask(self, now: float) -> None:
         """Send the exchange to all parties that are online, not suspended, and not asked since they came online."""

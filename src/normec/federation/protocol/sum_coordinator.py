@@ -224,6 +224,11 @@ class SumCoordinator(FederatedRun):
         return {self.parties[number] for number in self.server.waiting}
 
     @property
+    def missing(self) -> list[str]:
+        """The parties that have not answered in this exchange, or refused."""
+        return [self.parties[number] for number in sorted(self.server.missing)]
+
+    @property
     def ready(self) -> bool:
         """Whether all parties that can still answer in this exchange have done so."""
         return not self.finished and self.server.ready

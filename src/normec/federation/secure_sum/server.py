@@ -346,8 +346,13 @@ class Server:
     @property
     def waiting(self) -> set[int]:
         """The parties whose answers in the current stage are still missing."""
+        return self.missing - self._attempt.refused
+
+    @property
+    def missing(self) -> set[int]:
+        """The parties that were asked in the current stage and have not answered, or refused."""
         expected, answered = self._progress()
-        return expected - answered - self._attempt.refused
+        return expected - answered
 
     @property
     def answered(self) -> int:

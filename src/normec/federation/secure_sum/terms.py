@@ -131,7 +131,7 @@ class Terms:
     @property
     def most_attempts(self) -> int:
         """The number of attempts after which a party refuses the run, so that a server cannot fill its disk."""
-        return 16 * (self.rounds + 16)
+        return min(16 * (self.rounds + 16), 2 * self.rounds + 2**16)
 
     def first_difference(self, other: Terms) -> str | None:
         """The first setting that differs from other terms; None if they are the same."""
