@@ -237,7 +237,9 @@ class Runner:
         path = {"PYTHONPATH": self._package}
         # TorchInductor starts a process for each core, in each of those that get ready at once.
         beside = self.limits.beside
-        compilers = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // beside))} if beside > 1 else {}
+        compilers = (
+            {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // beside))} if beside > 1 else {}
+        )
         return {**os.environ, **threads, **cache, **compilers, **path}
 
     def _installed(self) -> dict[str, str | None]:
@@ -282,7 +284,9 @@ def measure_all(
         for implementation, some in of.outcomes.items()
         if repeat >= len(some)
     ]
-    if runner.limits.beside > 1:  # what takes longest to get ready begins first, so that nothing is left alone at the end
+    if (
+        runner.limits.beside > 1
+    ):  # what takes longest to get ready begins first, so that nothing is left alone at the end
         tasks.sort(key=lambda task: not task.implementation.compiles)
 
     def needless(task: Task) -> bool:

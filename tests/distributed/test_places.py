@@ -293,3 +293,41 @@ def test_clients_and_rounds_have_numbers_of_their_own() -> None:
         assert len(set(first)) == 4
         assert drawn(5) == first
         assert not set(drawn(6)) & set(first)
+
+
+def test_local_steps_that_a_client_forgets_to_undo_move_nobody_else() -> None:
+    """The parameters after a client's local steps say what its data are, and the next client would begin there."""
+
+    def loop(training: Training) -> None:
+        for client in range(2):
+            with training.optimizer.client(client), torch.no_grad():
+                slope = training.slopes[client]
+                for x in training.x if slope is not None else ():
+                    start = x.clone()
+                    x -= (slope or 0.0) * (1 + x)
+                    x.grad = start - x
+        training.optimizer.step()
+
+    assert max(moved(loop)) <= 1 + 1e-6
+
+
+def test_parameters_that_are_converted_are_refused_before_anything_is_paid() -> None:
+    training = Training(0.1)
+    training.round()
+    for x in training.x:
+        x.data = x.data.float()
+    for client in range(2):
+        training.turn(client)
+    with pytest.raises(UsageError, match=r"were torch\.float64 on cpu .* torch\.float32 on cpu now"):
+        training.optimizer.step()
+    assert training.optimizer.spent().releases == 1
+
+
+def test_a_compiled_loop_leaves_the_step_alone() -> None:
+    training = Training(0.1)
+    torch.compile(training.optimizer.step, backend="eager")  # only wraps it
+    for client in range(2):
+        training.turn(client)
+    torch.compile(lambda: training.optimizer.step(), backend="eager")()
+    assert len(training.sums) == 1
+    assert training.optimizer.spent().releases == 1

@@ -62,6 +62,11 @@ class FlatParameters:
         self.parameters: list[Tensor] = [p for p in self._all if p.requires_grad]
         if not self.parameters:
             raise UsageError("there are no parameters to optimise, because none has requires_grad")
+        if any(hasattr(p, "device_mesh") for p in self._all):
+            raise UsageError(
+                "the parameters are distributed over ranks (DTensor, as in FSDP2 or tensor parallelism), and a rank's "
+                "clients need whole ones; pass the model itself"
+            )
         kinds = {(p.dtype, p.device) for p in self.parameters}
         if len(kinds) > 1:
             raise UsageError(f"all parameters must have one dtype and device, got {sorted(map(str, kinds))}")
@@ -153,6 +158,13 @@ class FlatParameters:
             what = "the parameters of the groups were exchanged" if exchanged else "parameters were frozen or unfrozen"
             raise UsageError(
                 f"{what} after the optimizer was created, whose memories have a fixed size; create a new optimizer"
+            )
+        kinds = {(p.dtype, p.device) for p in self.parameters} - {(self.like.dtype, self.like.device)}
+        if kinds:
+            raise UsageError(
+                f"the parameters were {self.like.dtype} on {self.like.device} when the optimizer was created, and are "
+                f"{', '.join(f'{dtype} on {device}' for dtype, device in sorted(kinds, key=str))} now; convert the "
+                "model before"
             )
 
     def move(self, direction: Tensor, groups: Groups) -> None:

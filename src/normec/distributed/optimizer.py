@@ -45,7 +45,7 @@ from ..training.metrics import ROUNDING
 from ..training.model_step import OptimizerStep
 from .flat_parameters import FlatParameters
 from .optimizer_noise import OptimizerNoise
-from .process_group import rank_status
+from .process_group import launched, rank_status
 from .torch_communicator import TorchCommunicator
 
 FORMAT = 4
@@ -117,6 +117,11 @@ class ClientOptimizer(Optimizer):
         self._declared = server_optimizer_of(server_optimizer)
         self._flat = FlatParameters(self.param_groups)
         device = self._flat.like.device
+        if launched() and not (dist.is_available() and dist.is_initialized()):
+            raise UsageError(
+                "this process is one of several ranks, which have no process group yet; make the optimizer inside of "
+                "normec.distributed.join(), or after init_process_group()"
+            )
         self.communicator: Communicator = (
             TorchCommunicator(device, rank_status())
             if dist.is_available() and dist.is_initialized()
@@ -226,7 +231,8 @@ class ClientOptimizer(Optimizer):
         The block begins without gradients and leaves none, so that a client's data enter one message only. In a private
         run of several clients per rank it has global random numbers of torch, NumPy and Python of its own, because the
         data of a client decide how many it draws: they follow from torch's seed, as it was when the optimizer was made,
-        from the round and from the client, and after the block the generators go on as they were before. A client whose
+        from the round and from the client, and after the block the generators go on as they were before. Local steps of
+        the block are undone there, too, because the next client begins at the same parameters. A client whose
         block raises an error has had no turn, and may come again; one that comes again replaces its own gradients. One
         that has nothing to send needs a turn as well, with an empty block.
 
@@ -259,7 +265,7 @@ class ClientOptimizer(Optimizer):
                 self._missing[number] = True
                 self._flat.clear_gradients()
             try:
-                with self._own_numbers(number):
+                with self._own_numbers(number), self._own_steps():
                     yield
             except BaseException:
                 with self._changing_gradients():
@@ -281,6 +287,19 @@ class ClientOptimizer(Optimizer):
             return
         with own_numbers(derive_seed(self._draws, "client", self.round, int(self._clients[number]))):
             yield
+
+    @contextmanager
+    def _own_steps(self) -> Iterator[None]:
+        """Set the parameters back at the end of a turn of a private run, where a client may have made local steps."""
+        if self._noise is None or len(self._clients) == 1:
+            yield
+            return
+        x = self._flat.values()
+        try:
+            yield
+        finally:
+            with self._changing_gradients(), torch.no_grad():
+                self._flat.set(x)
 
     def _take_gradient(self, number: int) -> None:
         gradient = self._flat.gradient()
@@ -309,8 +328,10 @@ class ClientOptimizer(Optimizer):
         yield
         self._broken_off = False
 
+    # A compiler may compute exactly rounded noise in another way.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
         """Run one round: each client sends one message, and every rank makes the same server step. Collective.
 
         Raises:

@@ -2,7 +2,7 @@
 
 When a collective call fails, every rank that was waiting records this in the job's store. A rank that ends records its
 reason there, and the launcher does so for a rank that was killed. A rank that has recorded neither after a few seconds
-hangs or was killed. Nothing is written while the job works.
+hangs, was killed, or has not noticed yet. Nothing is written while the job works.
 """
 
 from __future__ import annotations
@@ -42,15 +42,20 @@ class RankStatus:
         deadline = time.monotonic() + _GRACE
         try:
             self._store.set(f"waiting/{self._rank}", "1")
-            while silent and not left and time.monotonic() < deadline:
+            while True:
                 for rank in sorted(silent):
                     if self._store.check([f"left/{rank}"]):
                         left[rank] = self._store.get(f"left/{rank}").decode(errors="replace")
                     if rank in left or self._store.check([f"waiting/{rank}"]):
                         silent.discard(rank)
+                if not silent or left or time.monotonic() >= deadline:
+                    break
                 time.sleep(0.05)
         except RuntimeError:
-            return RankLost("the process with the job's store has ended: rank 0, or the process that started the ranks")
+            return RankLost(
+                "the process with the job's store has ended: rank 0, or the process that started the ranks; if it lost "
+                "another rank, it names that one"
+            )
         if left:
             return RankLost("; ".join(f"rank {rank} ended: {why}" for rank, why in left.items()))
         if not silent:
@@ -64,8 +69,10 @@ class RankStatus:
                 else "they hang, or have lost their connection"
             )
             return RankLost(f"{named} did not answer within {limit}; {fate}")
-        fate = "it was killed, or it crashed" if len(silent) == 1 else "they were killed, or crashed"
-        return RankLost(f"{named} ended without a message; {fate}")
+        if len(silent) == 1:
+            return RankLost(f"{named} ended without a message; it was killed, or it crashed")
+        # A rank that computes for long, or waits for this one, has not noticed yet.
+        return RankLost(f"at least one of {named} was killed, or crashed; the others may still be at work")
 
 
 def _line(error: Exception) -> str:

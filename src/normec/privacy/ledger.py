@@ -288,7 +288,8 @@ class Ledger:
         rounds = range(first, first + event.count)
         with self._turn:
             if key is not None and all((round, key) in self._keys for round in rounds):
-                return [self._known(round, self._keys[round, key], event, sigma) for round in rounds][0]
+                receipts = [self._known(round, self._keys[round, key], event, sigma) for round in rounds]
+                return receipts[0]
             receipt = self._write(first, event, sigma, key)
             if key is None:
                 paid = _Paid(receipt.attempt, sigma, without_used_coins(event, receipt.attempt))

@@ -213,8 +213,8 @@ class _Sums(Correspondence):
         if self._wasted > FAILURES + coordinator.round // ROUNDS:
             blamed = ", ".join(f"{name} ({count} times)" for name, count in self._absent.most_common(3))
             coordinator.stop(
-                f"round {coordinator.round}: {self._wasted} attempts failed that the parties had paid for; missing were "
-                f"{blamed}; look into their logs before you start the run again, or begin one without them"
+                f"round {coordinator.round}: {self._wasted} attempts failed that the parties had paid for; missing "
+                f"were {blamed}; look into their logs before you start the run again, or begin one without them"
             )
 
     def _ask(self, now: float) -> None:
