@@ -52,7 +52,7 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(help="Maximal number of timed rounds per process.")] = 200,
     seconds: Annotated[
-        float | None, typer.Option(help="Maximal time for them (default: 5, on a GPU 0.7).", show_default=False)
+        float | None, typer.Option(help="Maximal time for them (default: 5, on a GPU 0.5).", show_default=False)
     ] = None,
     repeats: Annotated[
         int | None,
@@ -101,7 +101,7 @@ def bench(
     log = (lambda _: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
     on_gpu = device != "cpu"
     if seconds is None:
-        seconds = 0.7 if on_gpu else 5.0
+        seconds = 0.5 if on_gpu else 5.0
     if repeats is None:
         repeats = 1 if on_gpu else 3
     if beside is None:

@@ -102,10 +102,13 @@ def implementations_of(
     """The implementations of a case in the order of the table; by default those that may be the fastest.
 
     That leaves out the engine "auto", which is one of the others, "batched", which is for local steps, "linear" for
-    networks, and the floor that takes minutes.
+    networks, and on a GPU what takes minutes to compile and is slower: the floor that searches for kernels, and the
+    compiled passes of models that are convolutions for the most part.
     """
+    compiled = case.device == "cpu" or not case.spec.convolves
     if engines is None:
         left_out = {"auto", "batched"} | ({"linear"} if case.spec.model != "logistic" else set())
+        left_out |= set() if compiled else {"compiled"}
         engines = [name for name in ENGINES if name not in left_out]
     peers = peers if peers is not None else list(PEERS)
     floors = floors if floors is not None else floor.usual(case)
@@ -118,7 +121,8 @@ def implementations_of(
     found += [Implementation(PEER, peer) for peer in PEERS if peer in peers and peer in case.spec.peers]
     if "opacus" in peers:
         at = len(found) - ("opacus" in case.spec.peers)
-        found[at:at] = [Implementation(RECORD), *([Implementation(RECORD, "compiled")] if case.device != "cpu" else [])]
+        both = case.device != "cpu" and compiled
+        found[at:at] = [Implementation(RECORD), *([Implementation(RECORD, "compiled")] if both else [])]
     return found
 
 

@@ -42,6 +42,11 @@ class Workload:
     vocabulary: int = 0
     peers: tuple[str, ...] = ("pfl", "flower", "jax", "opacus")
 
+    @property
+    def convolves(self) -> bool:
+        """Whether convolutions are most of the model, whose pass "auto" does not compile on a GPU."""
+        return self.model in ("resnet20", "cnn", "mobilenet", "resnet18")
+
 
 WORKLOADS = {
     "resnet20": Workload("resnet20", (3, 32, 32), 10, clients=(10,), records=320, pool=50_000),
