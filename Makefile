@@ -9,9 +9,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
-# Small models on many cores lose more by waking threads than they gain; tests run in two processes instead.
-# They start hundreds of Python processes, which need not compile the same sources each.
-TEST_ENV := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# Tests start hundreds of Python processes, which need not compile the same sources each.
+TEST_ENV := PYTHONDONTWRITEBYTECODE=
 
 # Where there is none, as with torch for CPUs: its interpreter works with the NumPy of constraints.txt.
 TRITON := triton==3.8.0

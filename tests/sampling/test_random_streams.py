@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -21,6 +22,7 @@ from normec.sampling.random_streams import (
     Stream,
     coins_below,
     derive_seed,
+    own_numbers,
     philox_in_numpy,
     philox_in_tensors,
     seed_generators,
@@ -245,3 +247,47 @@ def test_secrets_whose_seeds_agree_draw_different_numbers(monkeypatch: pytest.Mo
             drawn.append(torch.rand(8))
     assert torch.equal(drawn[0], drawn[2])
     assert not torch.equal(drawn[1], drawn[3])
+
+
+def drawn() -> list[float]:
+    """Numbers of all generators; NumPy draws two Gaussians at once, and none is kept."""
+    gaussians = [float(np.random.normal()) for _ in range(2)]
+    return [random.random(), float(np.random.random()), *gaussians, float(torch.rand(()))]
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_code_of_the_user_s_own_gets_numbers_of_its_seed_and_leaves_the_generators_alone(often: bool) -> None:
+    def seeded() -> None:
+        random.seed(7)
+        np.random.seed(7)
+        torch.manual_seed(7)
+
+    seeded()
+    expected = [drawn(), drawn()]
+    seeded()
+    assert drawn() == expected[0]
+    with own_numbers(5, often=often):
+        inside = drawn()
+        with own_numbers(6, often=often):
+            other = drawn()
+        after = drawn()
+    assert drawn() == expected[1]
+    assert other not in (inside, after)
+    for again in (False, True):
+        with own_numbers(5, often=again):
+            assert [drawn(), drawn()] == [inside, after]
+    seeded()
+    with pytest.raises(ZeroDivisionError), own_numbers(5, often=often):
+        1 / (drawn()[0] * 0)
+    assert drawn() == expected[0]
+
+
+def test_a_user_s_own_generator_of_numpy_comes_back() -> None:
+    shared, own = np.random.get_bit_generator(), np.random.PCG64(3)
+    np.random.set_bit_generator(own)
+    try:
+        with own_numbers(5, often=True):
+            assert np.random.get_bit_generator() is not own
+        assert np.random.get_bit_generator() is own
+    finally:
+        np.random.set_bit_generator(shared)

@@ -392,8 +392,10 @@ class Steps:
 
     def _numbers(self, *path: object) -> AbstractContextManager[None]:
         """Return a context in which a function is called; `path` is the function, and the client if it is known."""
+        if not self.one_by_one:
+            return _NOTHING
         seed, round = self._turn
-        return own_numbers(derive_seed(seed, "method", *path, round)) if self.one_by_one else _NOTHING
+        return own_numbers(derive_seed(seed, "method", *path, round), often=True)
 
     @property
     def _own(self) -> Method:

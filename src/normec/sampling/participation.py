@@ -145,7 +145,7 @@ def drawn_clients(participation: Participation, clients: int, round: int, seed: 
     """
     if known_participation(participation):
         return participation.draw(clients, round, seed)
-    with own_numbers(derive_seed(seed, "participation rule", round)):
+    with own_numbers(derive_seed(seed, "participation rule", round), often=True):
         drawn = participation.draw(clients, round, seed)
     if drawn is None:
         return drawn

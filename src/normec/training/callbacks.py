@@ -43,7 +43,7 @@ def own_numbers_of(
     """
     if not private or not callbacks:
         return nullcontext()
-    return own_numbers(derive_seed(seed, "callbacks", function, round))
+    return own_numbers(derive_seed(seed, "callbacks", function, round), often=True)
 
 
 def _parts(method: object) -> Iterator[object]:
