@@ -605,8 +605,34 @@ def test_a_party_that_is_needed_and_refuses_every_task_does_not_spend_the_budget
     play: Any = Refusing(federation)
     run_sums(federation.server, play, play, Timeouts(600.0, 86_400.0), play.say, lambda: play.now)
     assert federation.server.round == 0
-    assert "missing were d (9 times)" in str(federation.server.stopped)
+    assert "missing or faulty were d (9 times)" in str(federation.server.stopped)
     assert paid(federation) == [9, 9, 9, 0]
+    federation.close()
+
+
+class FalseSeeds(Refusing):
+    """Party d deals useless shares, and reveals another seed than it committed to."""
+
+    def post(self, due: dict[int, SumRequest], ttl: float) -> None:  # noqa: ARG002
+        for number, request in due.items():
+            node = NODES[number]
+            fields = to_fields(self.federation.parties[node].answer(to_fields(request)))
+            if node == "d":
+                reply = from_fields(with_useless_shares(fields))
+                assert isinstance(reply, SumReply)
+                parts = decode_answers(reply.content.tobytes())
+                false = [msgspec.structs.replace(p, seed=bytes(32)) if isinstance(p, Reveal) else p for p in parts]
+                fields = to_fields(dataclasses.replace(reply, content=octets(encode(tuple(false)))))
+            self.answers.append(Incoming(number, request.round, fields))
+
+
+@pytest.mark.slow
+def test_a_party_that_spoils_openings_is_named(tmp_path: Path) -> None:
+    federation = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 40, CLIENT, minimum=len(NODES))
+    play: Any = FalseSeeds(federation)
+    run_sums(federation.server, play, play, Timeouts(600.0, 86_400.0), play.say, lambda: play.now)
+    assert "missing or faulty were d (9 times)" in str(federation.server.stopped)
+    assert max(paid(federation)) <= 10
     federation.close()
 
 

@@ -1,4 +1,4 @@
-"""A server of secure sums that goes back to rounds that are over, so that a memory holds more than its round pays for.
+"""A server of secure sums that goes back to rounds that are over, and one that makes a lost folder look complete.
 
 Two federations differ in one record of party a and have the same noise. So the difference of two opened sums is what
 the record has moved, and the ledger of the party says what it was charged for.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from normec import Clip21, Method, NormEC, Problem
+from normec.federation.protocol import party_state
+from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.gradient_oracle import ProblemOracle
 from normec.federation.protocol.sum_party import SumParty
 from normec.federation.protocol.sum_terms import SumPlan, grid_of, made_terms
@@ -115,6 +118,7 @@ class HostileSums:
         )
         self.grid = grid_of(method, self.terms)
         self.attempt, self.position, self.history = -1, Position(), list[Certificate]()
+        self.adverts, self.deposits = dict[int, list[Advert]](), dict[int, bytes]()  # by attempt; those of party a
 
     def restart(self, node: str) -> None:
         if node in self.parties:
@@ -133,6 +137,7 @@ class HostileSums:
         self.attempt += 1
         adverts = [self.send(node, Invitation(self.terms.canonical, self.attempt)) for node in NODES]
         known = [advert for advert in adverts if isinstance(advert, Advert)]
+        self.adverts[self.attempt] = known
         dealt = [self.send(node, KeyList(self.attempt, tuple(known))) for node in NODES]
         sealed = [dict(answer.shares) for answer in dealt if isinstance(answer, SealedShares)]
         answers = []
@@ -147,6 +152,8 @@ class HostileSums:
         payload = np.asarray(x, np.float64).tobytes()
         vectors = self.task(round, payload)
         made = [vector for vector in vectors if isinstance(vector, MaskedVector)]
+        if isinstance(vectors[0], MaskedVector):
+            self.deposits[self.attempt] = bytes(vectors[0].deposit)
         if len(made) < len(NODES):
             return {answer.reason for answer in vectors if isinstance(answer, Refusal)}.pop()
         stated = statement_of(self.terms.digest, self.attempt, round, payload, EVERYONE, self.position)
@@ -163,6 +170,30 @@ class HostileSums:
             total += np.frombuffer(vector.vector, self.terms.dtype)
             add_mask(total, self_key(reveal.seed, self.terms.digest, round, self.attempt, i), negative=True)
         return self.grid.decode(total).numpy()
+
+    def old_task(self, attempt: int) -> Answer:
+        """What party a answers to a task of an attempt that it has forgotten, with the others' keys from that time."""
+        advert = self.send("a", Invitation(self.terms.canonical, attempt))
+        assert isinstance(advert, Advert)
+        dealt = self.send("a", KeyList(attempt, (advert, *self.adverts[attempt][1:])))
+        assert isinstance(dealt, SealedShares)
+        shares = tuple((other, dict(dealt.shares)[other]) for other in EVERYONE[1:])
+        return self.send("a", Task(attempt, self.parties_round("a"), NO_MODEL, EVERYONE, shares, ()))
+
+    def parties_round(self, node: str) -> int:
+        """The round that follows those that a party knows."""
+        return self.parties[node]._open[self.run]._position.round + 1
+
+    def exchange_folder(self, copy: Path | None) -> None:
+        """Put an old copy of party a's folder in its place, or one that holds nothing but its keys."""
+        home = self.folder / "a"
+        kept = {name: (home / name).read_bytes() for name in ("identity.pem", "roster.toml")}
+        self.parties["a"].close()
+        shutil.rmtree(home)
+        shutil.copytree(copy, home) if copy is not None else home.mkdir()
+        for name, content in kept.items():
+            (home / name).write_bytes(content)
+        self.restart("a")
 
     def charged(self) -> float:
         """What the newest line of the ledger of party a allows its record to move a sum."""
@@ -230,3 +261,82 @@ def test_no_order_of_rounds_moves_a_sum_by_more_than_is_charged(worlds: list[Hos
             for one in worlds:
                 one.task(round, payload)
     assert opened >= 3
+
+
+ROUNDS_BEFORE = 5
+
+
+def lossy(folder: Path, *, accept_loss: bool) -> HostileSums:
+    server = HostileSums(folder, METHODS[0], protected=True)
+    for node, rules in server.policies.items():
+        server.policies[node] = rules.model_copy(update={"accept_loss": accept_loss})
+        server.restart(node)
+    return server
+
+
+@pytest.mark.parametrize("accept_loss", [False, True])
+@pytest.mark.parametrize("lost", [False, True])
+def test_tasks_that_nobody_pays_for_do_not_make_forgotten_vectors_known(
+    tmp_path: Path, lost: bool, accept_loss: bool
+) -> None:
+    """The folder of party a is set back or lost, and its server gives the numbers of forgotten attempts to tasks."""
+    server = lossy(tmp_path / "run", accept_loss=accept_loss)
+    for round in range(ROUNDS_BEFORE):
+        if round == 2:
+            shutil.copytree(server.folder / "a", tmp_path / "copy")
+        assert not isinstance(server.sum(round, (1.0, 1.0, 0.0)), str)
+    server.exchange_folder(None if lost else tmp_path / "copy")
+    for attempt in range(0 if lost else 2, ROUNDS_BEFORE):
+        answer = server.old_task(attempt)
+        assert isinstance(answer, Refusal)
+        assert answer.reason == "malformed"
+    opened = server.sum(ROUNDS_BEFORE, (1.0, 1.0, 0.0))
+    if accept_loss:
+        assert not isinstance(opened, str)
+        assert read_releases(server.folder / "a").count() == ROUNDS_BEFORE + 1
+    else:
+        assert opened == "restored"
+    server.close()
+
+
+def test_no_vector_is_free_because_its_deposit_came_back(tmp_path: Path) -> None:
+    """The server shows certificates one by one, each with the deposit of the attempt after it."""
+    server = lossy(tmp_path / "run", accept_loss=True)
+    for round in range(ROUNDS_BEFORE):
+        server.sum(round, (1.0, 1.0, 0.0))
+    server.exchange_folder(None)
+    for count in range(0, ROUNDS_BEFORE - 1, 2):
+        server.attempt += 1
+        adverts = [server.send(node, Invitation(server.terms.canonical, server.attempt)) for node in NODES]
+        known = tuple(advert for advert in adverts if isinstance(advert, Advert))
+        dealt = [server.send(node, KeyList(server.attempt, known)) for node in NODES]
+        shares = tuple((i, dict(one.shares)[0]) for i, one in enumerate(dealt) if i and isinstance(one, SealedShares))
+        shown = tuple(server.history[known[0].count : count + 1])
+        task = Task(server.attempt, ROUNDS - 1, NO_MODEL, EVERYONE, shares, shown, server.deposits[count + 1])
+        assert isinstance(server.send("a", task), Refusal)
+    assert not isinstance(server.sum(ROUNDS_BEFORE, (1.0, 1.0, 0.0)), str)
+    assert read_releases(server.folder / "a").count() == ROUNDS_BEFORE + 1
+    server.close()
+
+
+def test_no_memory_of_a_removed_record_is_left_under_another_name(tmp_path: Path) -> None:
+    server = lossy(tmp_path / "run", accept_loss=False)
+    server.sum(0, (1.0, 1.0, 0.0))
+    server.task(1, NO_MODEL)  # the message of round 0 is part of the memory
+    old = party_state.sum_path_of(server.folder / "a", server.run, "a")
+    assert old.exists()
+    server.parties["a"].close()
+    shutil.rmtree(server.folder / "a" / "sums")
+    server.restart("a")
+    fields = SumRequest(server.run, "other", 0, "exchange", octets(encode((Invitation(server.terms.canonical, 9),))))
+    assert isinstance(server.parties["a"].answer(to_fields(fields)), SumReply)
+    assert not old.exists()
+    server.close()
+
+
+def test_a_party_without_room_for_a_state_pays_for_no_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = lossy(tmp_path / "run", accept_loss=False)
+    monkeypatch.setattr(party_state, "MOST_RUNS", 0)
+    assert server.sum(0, (1.0, 1.0, 0.0)) == "terms"
+    assert not (server.folder / "a" / "ledger.jsonl").exists() or not read_releases(server.folder / "a").count()
+    server.close()

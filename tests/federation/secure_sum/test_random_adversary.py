@@ -186,7 +186,7 @@ class Adversary:
         assert len({statement.count for statement in opened}) == len(opened), "two histories"
         for party in self.restored:
             own = sorted((one for one in opened if party in one.survivors), key=lambda one: one.count)
-            remembered = self.federation.parties[party]._known
+            remembered = {attempt for attempt, _ in self.federation.parties[party]._known}
             for earlier, later in combinations(own, 2):
                 if later.attempt in remembered:  # it entered a sum after its folder was set back
                     assert earlier.attempt in remembered

@@ -140,7 +140,7 @@ class _Sums(Correspondence):
         super().__init__(coordinator, mailbox, Presence(parties), Suspensions(), timeouts, say, clock)
         self._coordinator = coordinator
         self._round, self._round_began, self._failures = -1, 0.0, 0
-        self._wasted, self._absent = 0, Counter[str]()  # attempts that were paid for in vain, and who was missing
+        self._wasted, self._at_fault = 0, Counter[str]()  # attempts that were paid for in vain, and because of whom
 
     def exchange(self) -> None:
         """Run the current exchange to its end."""
@@ -174,9 +174,8 @@ class _Sums(Correspondence):
             elif late and coordinator.exchange == number:  # nothing could be closed: ask again
                 limits += 1
                 if coordinator.stage == "reveals" and limits >= OPENINGS:
-                    self._note_failure(coordinator.stage, coordinator.missing)
-                    if not coordinator.finished:
-                        coordinator.repeat_round()
+                    coordinator.repeat_round()
+                    self._note_failure("reveals")
                 if coordinator.stage == "keys":
                     coordinator.invite_everyone()
                 self._asked.clear()
@@ -191,30 +190,30 @@ class _Sums(Correspondence):
 
     def _close(self) -> None:
         coordinator, round, attempt = self._coordinator, self._coordinator.round, self._coordinator.attempt
-        stage, left, missing = coordinator.stage, coordinator.answered, coordinator.missing
+        stage, left = coordinator.stage, coordinator.answered
         coordinator.close_exchange()
         if coordinator.round > round:
             self._say(f"round {round}: a sum of {coordinator.summed} of {len(coordinator.parties)} parties")
         elif coordinator.stage == "keys" and stage != "keys" and coordinator.attempt != attempt:
             pause = min(LONGEST_PAUSE, PAUSE * 2.0**self._failures)
             self._failures += 1
-            self._note_failure(stage, missing)
+            self._note_failure(stage)
             if not coordinator.finished:
                 self._say(f"round {round}: {left} parties were left after {stage}; another attempt in {pause:g} s")
                 self._mailbox.wait(pause)
 
-    def _note_failure(self, stage: str, missing: list[str]) -> None:
+    def _note_failure(self, stage: str) -> None:
         """Count an attempt that failed, and stop the run if too many have cost the parties a payment."""
         coordinator = self._coordinator
         if stage not in COSTLY:
             return
         self._wasted += 1
-        self._absent.update(missing)
+        self._at_fault.update(coordinator.at_fault)
         if self._wasted > FAILURES + coordinator.round // ROUNDS:
-            blamed = ", ".join(f"{name} ({count} times)" for name, count in self._absent.most_common(3))
+            blamed = ", ".join(f"{name} ({count} times)" for name, count in self._at_fault.most_common(3))
             coordinator.stop(
-                f"round {coordinator.round}: {self._wasted} attempts failed that the parties had paid for; missing "
-                f"were {blamed}; look into their logs before you start the run again, or begin one without them"
+                f"round {coordinator.round}: {self._wasted} attempts failed that the parties had paid for; missing or "
+                f"faulty were {blamed}; look into their logs before you start the run again, or begin one without them"
             )
 
     def _ask(self, now: float) -> None:

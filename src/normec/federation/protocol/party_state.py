@@ -96,6 +96,11 @@ def sum_path_of(folder: Path, run: str, node: str) -> Path:
     return folder / _FOLDER / run / f"{node}{_SUM}"
 
 
+def sum_paths_of(folder: Path, run: str) -> list[Path]:
+    """The files of the states of a run with secure sums, under all names that the party has had in it."""
+    return sorted((folder / _FOLDER / run).glob(f"*{_SUM}"))
+
+
 def of_messages(inside: Path) -> bool:
     """Whether a path inside of a party's folder is that of a state of single messages."""
     return inside.parts[0] == _FOLDER and not inside.name.endswith(_SUM)

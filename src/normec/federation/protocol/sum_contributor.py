@@ -103,12 +103,16 @@ class SumContributor(Contributor):
             raise Refused("terms", str(error)) from None
 
     def begin(self) -> None:
-        """Begin with a fresh memory. If the record of the run was removed, the state of an earlier one may be left.
+        """Begin with a fresh memory. If the record of the run was removed, the states of an earlier one may be left.
 
-        The server chooses the name of a run and may use it again, under other terms. The rule for memories that no
-        noise covers counts from the first round on, so a memory from before it would be charged too little.
+        The server chooses the name of a run and may use it again, under other terms and other names of the party. The
+        rule for memories that no noise covers counts from the first round on, so a memory from before it would be
+        charged too little.
         """
         with party_state.locked(self._folder):
+            for other in party_state.sum_paths_of(self._folder, self._agreement.terms.run):
+                if other != self._path:
+                    other.unlink()
             if self._path.exists():
                 self._save(dataclasses.replace(self._fresh(), ledger=self._state().ledger))
 
@@ -118,6 +122,11 @@ class SumContributor(Contributor):
         with self._account(policy) as account:
             if self._since() > assignment.round:
                 raise Refused("round", f"the memory holds a message of round {self._since() - 1} already")
+            if not self._path.exists():
+                try:
+                    party_state.make_room(self._folder)
+                except UsageError as error:  # no state could be written, so no vector could be made after the payment
+                    raise Refused("terms", str(error)) from None
             if price is None:
                 account.note_without_noise(request, attempt)
                 self._ledger = account.head

@@ -94,6 +94,7 @@ class SumCoordinator(FederatedRun):
         self.roster, self.colluding = roster, colluding
         self._refusals: dict[str, str] = {}  # by party, the newest reason that another attempt does not cure
         self._exchange, self.summed = 0, 0  # `summed`: the parties in the newest sum
+        self.at_fault: list[str] = []  # the parties because of which the newest attempt failed
         self._server: secure_sum.Server | None = None
         self._payload: tuple[bytes, Octets] | None = None  # of the current attempt
         if privacy is not None:
@@ -224,11 +225,6 @@ class SumCoordinator(FederatedRun):
         return {self.parties[number] for number in self.server.waiting}
 
     @property
-    def missing(self) -> list[str]:
-        """The parties that have not answered in this exchange, or refused."""
-        return [self.parties[number] for number in sorted(self.server.missing)]
-
-    @property
     def ready(self) -> bool:
         """Whether all parties that can still answer in this exchange have done so."""
         return not self.finished and self.server.ready
@@ -307,6 +303,11 @@ class SumCoordinator(FederatedRun):
     def repeat_round(self) -> None:
         """Give up the sum that is being opened, and attempt the round again."""
         self.journal.note("given up", round=self.round, stage=self.stage, left=self.answered)
+        self._fail(self.server.missing)
+
+    def _fail(self, missing: set[int]) -> None:
+        """Begin another attempt, and remember because of whom."""
+        self.at_fault = [self.parties[number] for number in sorted(missing | self.server.faulty)]
         self._start()
 
     def invite_everyone(self) -> None:
@@ -329,7 +330,7 @@ class SumCoordinator(FederatedRun):
         If too few are left, the round is attempted again. At the end of a round x moves by the sum that was opened.
         """
         server = self.server
-        silent = sorted(self.waiting)
+        silent, missing = sorted(self.waiting), server.missing
         stage = self.stage
         if silent:
             self.journal.note("away", round=self.round, stage=stage, parties=silent)
@@ -341,7 +342,7 @@ class SumCoordinator(FederatedRun):
             if server.stage is Stage.REVEALS and server.waiting:
                 return  # the shares of a party that is away can still open the sum
             self.journal.note("attempt failed", round=self.round, stage=stage, left=failed.left, needed=failed.needed)
-            self._start()
+            self._fail(missing)
             return
         self._exchange += 1
         if server.sum is not None:

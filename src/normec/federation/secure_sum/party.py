@@ -11,8 +11,8 @@ The folder holds a hash chain (`privacy/hash_chain.py`) of what the party did, w
 | line | written before | so that |
 | --- | --- | --- |
 | keys | keys are advertised | no attempt is begun twice |
-| input | the payment, the noise and the vector | the party knows which sums can contain a vector of its own |
-| no vector | the refusal after a payment that failed | a run in which no vector was paid for can be forgotten |
+| input | the payment, the noise and the vector | the party knows which sums contain vectors that it made |
+| no vector | the refusal after a payment that failed | such an attempt is not taken for one that was paid for |
 | certified | shares are revealed | the party signs only what continues this history |
 
 The order for a vector is: check everything, write the line, pay, compute with noise, mask, send.
@@ -197,7 +197,9 @@ class Party:
         self._attempts: dict[int, _Attempt] = {}
         self._one_at_a_time = threading.Lock()
         self._floor, self._entered, self._position = -1, _Entered(), Position()
-        self._known: set[int] = set()  # attempts for which this party made a vector, or whose loss it has accepted
+        # Attempts for which this party made a vector, or whose loss it has accepted, with digests of what it was made
+        # for: the server chooses the numbers of attempts, and may give that of a forgotten one to another task.
+        self._known: set[tuple[int, str]] = set()
         private_folder(Path(folder))
         self._record = Chain(Path(folder) / FILE)
         try:
@@ -218,8 +220,13 @@ class Party:
             event = line["event"]
             if event == "keys":
                 self._floor = line["attempt"]
-            elif event in ("input", "recovered"):
-                self._known.update(line.get("accepted", ()), [line["attempt"]])
+            elif event == "input":
+                self._known.add((line["attempt"], line["made_for"]))
+                self._entered = _Entered(line["attempt"])
+            elif event == "no vector":
+                self._known = {known for known in self._known if known[0] != line["attempt"]}
+            elif event == "recovered":
+                self._known.update((attempt, made_for) for attempt, made_for in line["accepted"])
                 self._entered = _Entered(line["attempt"])
             elif event == "certified":
                 self._note_certified(line["attempt"], line["round"], line["mine"])
@@ -385,9 +392,14 @@ class Party:
         if not self._position.allows(request.round) or request.round >= self._terms.rounds:
             raise Refused("round", f"round {request.round} does not follow round {self._position.round}")
         self._settle(request.round)
-        self._record.append({"event": "input", "attempt": attempt.number, "round": request.round})
+        made_for = receipt_content(
+            statement_about(self._digest, attempt.number, request.round, payload, request.participants, self._position)
+        )
+        self._record.append(
+            {"event": "input", "attempt": attempt.number, "round": request.round, "made_for": made_for.hex()}
+        )
         self._entered = _Entered(attempt.number)
-        self._known.add(attempt.number)
+        self._known.add((attempt.number, made_for.hex()))
         attempt.task_digest, attempt.payload_digest, attempt.task = shown, payload, request
         self._forget_all_but(attempt.number)
         assignment = Assignment(request.round, attempt.number, request.payload)
@@ -395,13 +407,11 @@ class Party:
             self._contributor.pay(assignment)
         except Exception:
             self._record.append({"event": "no vector", "attempt": attempt.number})
+            self._known.remove((attempt.number, made_for.hex()))
             raise
         made = self._contributor.contribute(assignment)
         content = deposit.seal(self._identity, self._digest, attempt.number, made.deposit) if made.deposit else b""
-        made_for = statement_about(
-            self._digest, attempt.number, request.round, payload, request.participants, self._position
-        )
-        receipt = self._identity.sign(RECEIPT, receipt_content(made_for))
+        receipt = self._identity.sign(RECEIPT, made_for)
         masked = self._masked(made.vector, request, attempt)
         attempt.masked = MaskedVector(attempt.number, memoryview(masked), memoryview(content), receipt)
         return attempt.masked
@@ -445,7 +455,7 @@ class Party:
         If one of them names this party for a vector of which its folder knows nothing, the folder is an old copy: the
         party refuses, or charges itself if its owner accepts the loss.
         """
-        unknown: list[int] = []
+        unknown: list[tuple[int, str]] = []
         position = self._position
         fresh: list[tuple[Position, Certificate]] = []
         for certificate in request.history:
@@ -456,23 +466,25 @@ class Party:
             position = position.after(statement)
             fresh.append((position, certificate))
             # A sum may be certified after this party entered a later attempt, so the newest attempt does not tell.
-            if self.number in statement.survivors and statement.attempt not in self._known:
-                unknown.append(statement.attempt)
+            vector = statement.attempt, receipt_content(statement).hex()
+            if self.number in statement.survivors and vector not in self._known:
+                unknown.append(vector)
         if unknown and not self.accept_loss:
             raise Refused(
-                "restored", f"this party took part in attempt {unknown[-1]}, of which its folder knows nothing"
+                "restored", f"this party took part in attempt {unknown[-1][0]}, of which its folder knows nothing"
             )
         if unknown:
             self._recover(unknown, request.deposit)
         for end, certificate in fresh:
             self._write_certified(end, certificate)
 
-    def _recover(self, unknown: list[int], returned: bytes) -> None:
-        held = deposit.unseal(self._identity, self._digest, returned, unknown[-1]) if returned else None
-        self._contributor.recover(unknown, held)
-        newest = max(held[0] if held is not None else unknown[-1], self._entered.attempt)
+    def _recover(self, unknown: list[tuple[int, str]], returned: bytes) -> None:
+        last, _ = unknown[-1]
+        held = deposit.unseal(self._identity, self._digest, returned, last) if returned else None
+        self._contributor.recover([attempt for attempt, _ in unknown], held)
+        newest = max(held[0] if held is not None else last, self._entered.attempt)
         self._record.append({"event": "recovered", "attempt": newest, "accepted": unknown})
-        self._known.update(unknown, [newest])
+        self._known.update(unknown)
         self._entered = _Entered(newest)
 
     def _write_certified(self, end: Position, certificate: Certificate) -> None:

@@ -156,6 +156,8 @@ class Server:
         self._reveals: dict[int, Reveal] = {}
         self._opening: _Opening | None = None
         self._unfit: set[int] = set()  # parties without whose seeds the current sum cannot be opened
+        self._false: set[int] = set()  # parties that revealed another seed than they committed to
+        self._tried = 0  # reveals with which the current sum could not be opened
         self._left_out: dict[int, int] = {}  # by party, the attempt from which it is invited again
         self._given_up: Counter[int] = Counter()  # by party, how many sums were given up without its seeds
         self._doubted: set[int] = set()  # parties that revealed a false share; what they reveal is tried last
@@ -235,7 +237,7 @@ class Server:
         for party in self._unfit:
             self._left_out[party] = self._newest + 1 + FIRST_ABSENCE * 2 ** self._given_up[party]
             self._given_up[party] += 1
-        self._unfit = set()
+        self._unfit, self._false, self._tried = set(), set(), 0
         opened, prepared = self.sum is not None, self._next
         self.sum, self._opening, self._reveals, self._next = None, None, {}, None
         self._round, self._payload = round, payload
@@ -353,6 +355,11 @@ class Server:
         """The parties that were asked in the current stage and have not answered, or refused."""
         expected, answered = self._progress()
         return expected - answered
+
+    @property
+    def faulty(self) -> set[int]:
+        """The parties whose seeds are useless or false, so that the current sum cannot be opened without the others."""
+        return self._unfit | self._false
 
     @property
     def answered(self) -> int:
@@ -594,7 +601,9 @@ class Server:
         opening, statement = self._opening, self._statement
         if opening is None:
             raise RuntimeError("no sum is being opened")
-        self._unfit = set()
+        if len(self._reveals) == self._tried:  # a search among shares takes long, and would end as before
+            raise AttemptFailed(self.stage, 0, self._terms.threshold)
+        self._unfit, self._tried = set(), len(self._reveals)
         adverts = {advert.party: advert for advert in opening.adverts}
         total = np.frombuffer(opening.values, dtype=self._terms.dtype).copy()
         where = (statement.round, statement.attempt)
@@ -633,6 +642,7 @@ class Server:
             return own.seed
         if own is not None:
             self._report(advert.party, "revealed another seed than it committed to")
+            self._false.add(advert.party)
         return self._recovered(advert, {by: dict(one.self_shares) for by, one in self._reveals.items()}, is_right)
 
     def _key_pair(self, advert: Advert) -> KeyPair:
