@@ -295,20 +295,66 @@ def test_clients_and_rounds_have_numbers_of_their_own() -> None:
         assert not set(drawn(6)) & set(first)
 
 
+def local_steps(training: Training, client: int) -> None:
+    """Move the parameters by local steps of a client, and leave them there."""
+    slope = training.slopes[client]
+    with torch.no_grad():
+        for x in training.x if slope is not None else ():
+            start = x.clone()
+            x -= (slope or 0.0) * (1 + x)
+            x.grad = start - x
+
+
 def test_local_steps_that_a_client_forgets_to_undo_move_nobody_else() -> None:
     """The parameters after a client's local steps say what its data are, and the next client would begin there."""
 
     def loop(training: Training) -> None:
         for client in range(2):
-            with training.optimizer.client(client), torch.no_grad():
-                slope = training.slopes[client]
-                for x in training.x if slope is not None else ():
-                    start = x.clone()
-                    x -= (slope or 0.0) * (1 + x)
-                    x.grad = start - x
+            with training.optimizer.client(client):
+                local_steps(training, client)
         training.optimizer.step()
 
     assert max(moved(loop)) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_leaves_no_local_steps_for_another_client(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """It comes once or twice while the parameters are set back, and the caller begins the round again."""
+
+    def loop(training: Training) -> None:
+        left, set_back = [times], FlatParameters.set_back
+
+        def interrupted(self: FlatParameters, copies: list[Tensor]) -> None:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise KeyboardInterrupt
+            set_back(self, copies)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FlatParameters, "set_back", interrupted)
+            turn = training.optimizer.client(0)
+            turn.__enter__()
+            local_steps(training, 0)
+            with pytest.raises(KeyboardInterrupt):
+                turn.__exit__(None, None, None)
+            with pytest.raises(UsageError, match="an earlier call was broken off or refused"):
+                training.turn(0)
+        for client in range(2):
+            with training.optimizer.client(client):
+                local_steps(training, client)
+        training.optimizer.step()
+
+    assert max(moved(loop)) <= 1 + 1e-6
+
+
+def test_losses_of_all_clients_may_be_computed_before_their_turns() -> None:
+    training = Training(0.1)
+    losses = [slope * torch.cat(training.x).square().sum() for slope in (0.1, -0.1)]
+    for client, loss in enumerate(losses):
+        with training.optimizer.client(client):
+            loss.backward()  # type: ignore[no-untyped-call]
+    training.optimizer.step()
+    assert len(training.sums) == 1
 
 
 def test_parameters_that_are_converted_are_refused_before_anything_is_paid() -> None:

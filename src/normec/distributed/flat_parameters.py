@@ -96,6 +96,18 @@ class FlatParameters:
             digest.update(p.detach().flatten().cpu().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
+    def copies(self) -> list[Tensor]:
+        """Return copies of all parameters of the groups, including frozen ones."""
+        return [p.detach().clone() for p in self._all]
+
+    def set_back(self, copies: Sequence[Tensor]) -> None:
+        """Give the parameters the values of copies; those that have not changed are not written to."""
+        for p, copied in zip(self._all, copies, strict=True):
+            if (p.shape, p.dtype, p.device) != (copied.shape, copied.dtype, copied.device):
+                p.data = copied.clone()
+            elif not torch.equal(p, copied):
+                p.copy_(copied)
+
     def set(self, values: Tensor) -> None:
         for p, part in zip(self.parameters, values.split(self.sizes), strict=True):
             p.copy_(part.view_as(p))

@@ -153,6 +153,7 @@ class ClientOptimizer(Optimizer):
         self._taken: set[int] = set()  # the clients that had their turn in this round
         self._broken_off = False  # whether a call has ended while it was taking or clearing gradients
         self._turned_away = False  # whether a call was refused because another one was running
+        self._before_turn: list[Tensor] | None = None  # the parameters, during a turn of a private run
         self._turn = threading.Lock()
         self.round = 0
         self._steps_made = 0  # also those of rounds that were repeated
@@ -232,9 +233,9 @@ class ClientOptimizer(Optimizer):
         run of several clients per rank it has global random numbers of torch, NumPy and Python of its own, because the
         data of a client decide how many it draws: they follow from torch's seed, as it was when the optimizer was made,
         from the round and from the client, and after the block the generators go on as they were before. Local steps of
-        the block are undone there, too, because the next client begins at the same parameters. A client whose
-        block raises an error has had no turn, and may come again; one that comes again replaces its own gradients. One
-        that has nothing to send needs a turn as well, with an empty block.
+        the block are undone there, too, because the next client begins at the same parameters. A client whose block
+        raises an error has had no turn, and may come again; one that comes again replaces its own gradients. One that
+        has nothing to send needs a turn as well, with an empty block.
 
         Args:
             number: Which of this rank's clients it is, from 0. It has the same number in every round, because its
@@ -269,6 +270,7 @@ class ClientOptimizer(Optimizer):
                     yield
             except BaseException:
                 with self._changing_gradients():
+                    self._set_back()  # again, if Ctrl-C came meanwhile
                     self._flat.clear_gradients()  # of a backward pass that has failed halfway
                 raise
             with self._changing_gradients(), torch.no_grad():
@@ -294,12 +296,19 @@ class ClientOptimizer(Optimizer):
         if self._noise is None or len(self._clients) == 1:
             yield
             return
-        x = self._flat.values()
+        self._before_turn = self._flat.copies()
         try:
             yield
         finally:
-            with self._changing_gradients(), torch.no_grad():
-                self._flat.set(x)
+            with self._changing_gradients():
+                self._set_back()
+
+    @torch.no_grad()
+    def _set_back(self) -> None:
+        """Set the parameters back to what they were before the turn, if that is still to be done."""
+        if self._before_turn is not None:
+            self._flat.set_back(self._before_turn)
+            self._before_turn = None
 
     def _take_gradient(self, number: int) -> None:
         gradient = self._flat.gradient()
@@ -324,9 +333,9 @@ class ClientOptimizer(Optimizer):
     @contextmanager
     def _changing_gradients(self) -> Iterator[None]:
         """Remember if a call raises an error in here, or Ctrl-C ends it; see `_refuse_leftovers`."""
-        self._broken_off = True
+        before, self._broken_off = self._broken_off, True
         yield
-        self._broken_off = False
+        self._broken_off = before
 
     # A compiler may compute exactly rounded noise in another way.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -437,10 +446,12 @@ class ClientOptimizer(Optimizer):
                 "a hook called the optimizer during backward(), while a client's gradients are incomplete; call it "
                 "after backward()"
             )
-        if self._broken_off or self._turned_away:
+        if self._broken_off or self._turned_away or self._before_turn is not None:
             with self._changing_gradients():
                 self._turned_away = False  # first, as a call in another thread may be refused from here on
+                self._set_back()
                 self._drop_gradients()
+            self._broken_off = False
             raise UsageError(
                 "an earlier call was broken off or refused, so the gradients of all clients were dropped; begin round "
                 f"{self.round} again with all of this rank's {len(self._clients)} clients"
