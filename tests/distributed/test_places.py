@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from normec import Clip, Privacy
 from normec import distributed as cluster
 from normec.distributed import ClientOptimizer
-from normec.distributed.flat_parameters import FlatParameters
+from normec.distributed.flat_parameters import FlatParameters, Held
 from normec.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("new_objects")
@@ -324,11 +324,11 @@ def test_ctrl_c_leaves_no_local_steps_for_another_client(monkeypatch: pytest.Mon
     def loop(training: Training) -> None:
         left, set_back = [times], FlatParameters.set_back
 
-        def interrupted(self: FlatParameters, copies: list[Tensor]) -> None:
+        def interrupted(self: FlatParameters, held: list[Held]) -> None:
             left[0] -= 1
             if left[0] >= 0:
                 raise KeyboardInterrupt
-            set_back(self, copies)
+            set_back(self, held)
 
         with monkeypatch.context() as patch:
             patch.setattr(FlatParameters, "set_back", interrupted)
@@ -343,6 +343,27 @@ def test_ctrl_c_leaves_no_local_steps_for_another_client(monkeypatch: pytest.Mon
             with training.optimizer.client(client):
                 local_steps(training, client)
         training.optimizer.step()
+
+    assert max(moved(loop)) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("signs", [False, True])
+def test_parameters_are_set_back_to_their_own_memory_and_to_the_bit(signs: bool) -> None:
+    """Client 0 leaves two parameters in one memory, or zeros with another sign, which a loss may read."""
+
+    def loop(training: Training) -> None:
+        for client in range(2):
+            with training.optimizer.client(client), torch.no_grad():
+                if client == 0 and training.slopes[0] is not None:
+                    if signs:
+                        training.x[0].neg_()
+                    else:
+                        training.x[1].data = training.x[0].data
+                        training.x[0] += 5
+                for x in training.x:
+                    x.grad = (training.slopes[client] or 0.0) * (x + torch.ones(WIDE).double().copysign(x))
+        training.optimizer.step()
+        assert training.x[0].data_ptr() != training.x[1].data_ptr()
 
     assert max(moved(loop)) <= 1 + 1e-6
 

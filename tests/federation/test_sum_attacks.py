@@ -605,7 +605,7 @@ def test_a_party_that_is_needed_and_refuses_every_task_does_not_spend_the_budget
     play: Any = Refusing(federation)
     run_sums(federation.server, play, play, Timeouts(600.0, 86_400.0), play.say, lambda: play.now)
     assert federation.server.round == 0
-    assert "missing or faulty were d (9 times)" in str(federation.server.stopped)
+    assert "could not be recovered, were d (9 times)" in str(federation.server.stopped)
     assert paid(federation) == [9, 9, 9, 0]
     federation.close()
 
@@ -631,7 +631,7 @@ def test_a_party_that_spoils_openings_is_named(tmp_path: Path) -> None:
     federation = SummingHospitals(tmp_path, DPSGD(Clip(0.5)), 40, CLIENT, minimum=len(NODES))
     play: Any = FalseSeeds(federation)
     run_sums(federation.server, play, play, Timeouts(600.0, 86_400.0), play.say, lambda: play.now)
-    assert "missing or faulty were d (9 times)" in str(federation.server.stopped)
+    assert "could not be recovered, were d (9 times)" in str(federation.server.stopped)
     assert max(paid(federation)) <= 10
     federation.close()
 

@@ -24,6 +24,7 @@ from normec import Clip21, Method, NormEC, Problem
 from normec.federation.protocol import party_state
 from normec.federation.protocol.account import read_releases
 from normec.federation.protocol.gradient_oracle import ProblemOracle
+from normec.federation.protocol.sum_contributor import SumContributor
 from normec.federation.protocol.sum_party import SumParty
 from normec.federation.protocol.sum_terms import SumPlan, grid_of, made_terms
 from normec.federation.protocol.wire import SumReply, SumRequest, octets, to_fields
@@ -171,14 +172,14 @@ class HostileSums:
             add_mask(total, self_key(reveal.seed, self.terms.digest, round, self.attempt, i), negative=True)
         return self.grid.decode(total).numpy()
 
-    def old_task(self, attempt: int) -> Answer:
+    def old_task(self, attempt: int, payload: bytes = NO_MODEL) -> Answer:
         """What party a answers to a task of an attempt that it has forgotten, with the others' keys from that time."""
         advert = self.send("a", Invitation(self.terms.canonical, attempt))
         assert isinstance(advert, Advert)
         dealt = self.send("a", KeyList(attempt, (advert, *self.adverts[attempt][1:])))
         assert isinstance(dealt, SealedShares)
         shares = tuple((other, dict(dealt.shares)[other]) for other in EVERYONE[1:])
-        return self.send("a", Task(attempt, self.parties_round("a"), NO_MODEL, EVERYONE, shares, ()))
+        return self.send("a", Task(attempt, self.parties_round("a"), payload, EVERYONE, shares, ()))
 
     def parties_round(self, node: str) -> int:
         """The round that follows those that a party knows."""
@@ -291,6 +292,36 @@ def test_tasks_that_nobody_pays_for_do_not_make_forgotten_vectors_known(
         assert isinstance(answer, Refusal)
         assert answer.reason == "malformed"
     opened = server.sum(ROUNDS_BEFORE, (1.0, 1.0, 0.0))
+    if accept_loss:
+        assert not isinstance(opened, str)
+        assert read_releases(server.folder / "a").count() == ROUNDS_BEFORE + 1
+    else:
+        assert opened == "restored"
+    server.close()
+
+
+@pytest.mark.parametrize("accept_loss", [False, True])
+def test_a_vector_is_known_only_once_it_is_paid_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, accept_loss: bool
+) -> None:
+    """The last vector is forgotten, the same task comes again, and the party is killed as it pays."""
+    server, x = lossy(tmp_path / "run", accept_loss=accept_loss), (1.0, 1.0, 0.0)
+    for round in range(ROUNDS_BEFORE):
+        if round == ROUNDS_BEFORE - 1:
+            server.task(round, NO_MODEL)  # so that all parties know the last certificate
+            shutil.copytree(server.folder / "a", tmp_path / "copy")
+        server.sum(round, x)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    server.exchange_folder(tmp_path / "copy")
+    with monkeypatch.context() as patch:
+        patch.setattr(SumContributor, "pay", killed)
+        with pytest.raises(KeyboardInterrupt):
+            server.old_task(server.attempt, np.asarray(x).tobytes())
+    server.restart("a")
+    opened = server.sum(ROUNDS_BEFORE, x)
     if accept_loss:
         assert not isinstance(opened, str)
         assert read_releases(server.folder / "a").count() == ROUNDS_BEFORE + 1

@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -291,3 +292,25 @@ def test_a_user_s_own_generator_of_numpy_comes_back() -> None:
         assert np.random.get_bit_generator() is own
     finally:
         np.random.set_bit_generator(shared)
+
+
+@pytest.mark.parametrize("function", ["torch.set_rng_state", "random.setstate"])
+def test_generators_are_set_back_although_ctrl_c_comes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch, function: str
+) -> None:
+    module = {"torch": torch, "random": random}[function.partition(".")[0]]
+    name = function.partition(".")[2]
+    given, left = getattr(module, name), [1]
+
+    def interrupted(state: Any) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise KeyboardInterrupt
+        given(state)
+
+    before = torch.get_rng_state(), random.getstate()
+    monkeypatch.setattr(module, name, interrupted)
+    with pytest.raises(KeyboardInterrupt), own_numbers(5):
+        drawn()
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]

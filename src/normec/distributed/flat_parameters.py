@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 
 Groups = Sequence[dict[str, Any]]
+Held = tuple[Tensor, Tensor]  # a parameter's memory, and a copy of its values
 _wrapped = 0  # models wrapped in DDP or FSDP, and layers of SyncBatchNorm, since this module was imported
 
 
@@ -96,17 +97,21 @@ class FlatParameters:
             digest.update(p.detach().flatten().cpu().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
-    def copies(self) -> list[Tensor]:
-        """Return copies of all parameters of the groups, including frozen ones."""
-        return [p.detach().clone() for p in self._all]
+    def held(self) -> list[Held]:
+        """Return the memory and the values of all parameters of the groups, including frozen ones."""
+        return [(p.data, p.detach().clone()) for p in self._all]
 
-    def set_back(self, copies: Sequence[Tensor]) -> None:
-        """Give the parameters the values of copies; those that have not changed are not written to."""
-        for p, copied in zip(self._all, copies, strict=True):
-            if (p.shape, p.dtype, p.device) != (copied.shape, copied.dtype, copied.device):
-                p.data = copied.clone()
-            elif not torch.equal(p, copied):
-                p.copy_(copied)
+    def set_back(self, held: Sequence[Held]) -> None:
+        """Give the parameters the memory and the values that they had; those that have not changed are not written to.
+
+        First the memory of all, because two may share one by now.
+        """
+        for p, (memory, _) in zip(self._all, held, strict=True):
+            if _place(p) != _place(memory):
+                p.data = memory
+        for p, (_, values) in zip(self._all, held, strict=True):
+            if not _same_bits(p, values):
+                p.copy_(values)
 
     def set(self, values: Tensor) -> None:
         for p, part in zip(self.parameters, values.split(self.sizes), strict=True):
@@ -191,3 +196,15 @@ class FlatParameters:
         """Split ``[..., d]`` into one view per parameter, of shape ``[..., *p.shape]``."""
         parts = rows.split(self.sizes, dim=-1)
         return [part.view(*rows.shape[:-1], *p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    """Where and how a tensor lies in memory."""
+    where = tensor.data_ptr(), tensor.shape, tensor.stride() if tensor.layout is torch.strided else None
+    return (*where, tensor.dtype, tensor.device, tensor.is_inference())
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal, minus zero and zero apart; NaN is never."""
+    same = torch.equal(one, other)
+    return same and (not one.is_floating_point() or torch.equal(one.signbit(), other.signbit()))

@@ -43,7 +43,7 @@ from ..training.communicator import Communicator, SingleProcess, check_agreement
 from ..training.independence import active_mode
 from ..training.metrics import ROUNDING
 from ..training.model_step import OptimizerStep
-from .flat_parameters import FlatParameters
+from .flat_parameters import FlatParameters, Held
 from .optimizer_noise import OptimizerNoise
 from .process_group import launched, rank_status
 from .torch_communicator import TorchCommunicator
@@ -153,7 +153,7 @@ class ClientOptimizer(Optimizer):
         self._taken: set[int] = set()  # the clients that had their turn in this round
         self._broken_off = False  # whether a call has ended while it was taking or clearing gradients
         self._turned_away = False  # whether a call was refused because another one was running
-        self._before_turn: list[Tensor] | None = None  # the parameters, during a turn of a private run
+        self._before_turn: list[Held] | None = None  # the parameters, during a turn of a private run
         self._turn = threading.Lock()
         self.round = 0
         self._steps_made = 0  # also those of rounds that were repeated
@@ -268,13 +268,14 @@ class ClientOptimizer(Optimizer):
             try:
                 with self._own_numbers(number), self._own_steps():
                     yield
+                    with self._changing_gradients(), torch.no_grad():
+                        self._take_gradient(number)
             except BaseException:
                 with self._changing_gradients():
                     self._set_back()  # again, if Ctrl-C came meanwhile
                     self._flat.clear_gradients()  # of a backward pass that has failed halfway
                 raise
-            with self._changing_gradients(), torch.no_grad():
-                self._take_gradient(number)
+            with self._changing_gradients():
                 self._flat.clear_gradients()
                 self._taken.add(number)
 
@@ -296,7 +297,7 @@ class ClientOptimizer(Optimizer):
         if self._noise is None or len(self._clients) == 1:
             yield
             return
-        self._before_turn = self._flat.copies()
+        self._before_turn = self._flat.held()
         try:
             yield
         finally:
@@ -585,6 +586,7 @@ class ClientOptimizer(Optimizer):
         What was spent stays spent: an older state restores the round and the memories, not the budget.
         """
         with self._alone():
+            self._before_turn = None  # the caller loads the parameters, too
             self._load(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:

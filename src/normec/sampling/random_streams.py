@@ -16,7 +16,7 @@ import math
 import random
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -68,38 +68,44 @@ def own_numbers(seed: int, *, often: bool = False) -> Iterator[None]:
         seed: The seed.
         often: For calls that a run makes in every round, or for every client: NumPy's generator is exchanged instead of
             copied, which takes a fraction of the time. Of the two Gaussians that `np.random.randn` draws at once, the
-            second one is lost if it was not used yet.
+            second one is lost if it was not used yet. Two threads must not be in such a call at the same time.
     """
-    python, on_gpu = random.getstate(), torch.cuda.is_initialized()
-    with _exchanged_numpy() if often else _kept_numpy():
+    restore = _restoring(often)
+    try:
+        random.seed(seed)
+        np.random.seed(seed & _MASK)
+        seed_generators(seed, torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+        yield
+    finally:
         try:
-            with torch.random.fork_rng(range(torch.cuda.device_count()) if on_gpu else ()):
-                random.seed(seed)
-                np.random.seed(seed & _MASK)
-                seed_generators(seed, torch.device("cuda" if on_gpu else "cpu"))
-                yield
-        finally:
-            random.setstate(python)
+            restore()
+        except BaseException:  # Ctrl-C
+            restore()
+            raise
 
 
-@contextmanager
-def _kept_numpy() -> Iterator[None]:
-    state = np.random.get_state()
-    try:
-        yield
-    finally:
-        np.random.set_state(state)
-
-
-@contextmanager
-def _exchanged_numpy() -> Iterator[None]:
+def _restoring(often: bool) -> Callable[[], None]:
+    """Return a function that sets the generators back to what they are now. With `often` NumPy gets another one."""
+    python, on_host = random.getstate(), torch.get_rng_state()
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    on_gpus = [torch.cuda.get_rng_state(gpu) for gpu in gpus]
     shared = get_bit_generator()
-    own = _of_thread.twister if shared is not _of_thread.twister else np.random.MT19937(0)
-    set_bit_generator(own)
-    try:
-        yield
-    finally:
-        set_bit_generator(shared)
+    exchanged = often or type(shared) is not np.random.MT19937  # of other kinds NumPy seeds none
+    kept = None if exchanged else np.random.get_state()
+    if exchanged:
+        set_bit_generator(_of_thread.twister if shared is not _of_thread.twister else np.random.MT19937(0))
+
+    def restore() -> None:
+        random.setstate(python)
+        torch.set_rng_state(on_host)
+        for gpu, state in zip(gpus, on_gpus, strict=True):
+            torch.cuda.set_rng_state(state, gpu)
+        if get_bit_generator() is not shared:
+            set_bit_generator(shared)
+        if kept is not None:
+            np.random.set_state(kept)
+
+    return restore
 
 
 def seed_in_secret(secret: int, device: torch.device, *path: object) -> None:

@@ -40,8 +40,8 @@ class FolderLock:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            lock = (self._folder / ".lock").open("ab")
-            os.fchmod(lock.fileno(), 0o600)  # whoever can open it can hold its lock
+            # Whoever can open it can hold its lock: the owner, and the group if it may write there.
+            lock = os.fdopen(os.open(self._folder / ".lock", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o660), "ab")
         except OSError as error:
             raise UsageError(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from None
         try:

@@ -39,7 +39,7 @@ ROSTER, NODES = "roster.toml", "nodes.json"
 PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds after an attempt that failed; doubles with each failure
 OPENINGS = 3  # time limits after which a sum that cannot be opened is given up
 COSTLY = ("vectors", "signatures", "reveals")  # an attempt that fails in these stages was paid for
-FAILURES, ROUNDS = 8, 4  # how many such attempts a run has to spare: so many, and one more for every so many rounds
+FAILURES, ROUNDS = 8, 2  # how many such attempts a run has to spare: so many, and one more for every so many rounds
 
 
 def sum_limits(length: int) -> MessageLimits:
@@ -212,8 +212,9 @@ class _Sums(Correspondence):
         if self._wasted > FAILURES + coordinator.round // ROUNDS:
             blamed = ", ".join(f"{name} ({count} times)" for name, count in self._at_fault.most_common(3))
             coordinator.stop(
-                f"round {coordinator.round}: {self._wasted} attempts failed that the parties had paid for; missing or "
-                f"faulty were {blamed}; look into their logs before you start the run again, or begin one without them"
+                f"round {coordinator.round}: {self._wasted} attempts failed that the parties had paid for; missing, "
+                f"or with seeds that could not be recovered, were {blamed}; look into their logs before you start the "
+                "run again, or begin one without them"
             )
 
     def _ask(self, now: float) -> None:

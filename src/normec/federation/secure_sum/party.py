@@ -11,11 +11,10 @@ The folder holds a hash chain (`privacy/hash_chain.py`) of what the party did, w
 | line | written before | so that |
 | --- | --- | --- |
 | keys | keys are advertised | no attempt is begun twice |
-| input | the payment, the noise and the vector | the party knows which sums contain vectors that it made |
-| no vector | the refusal after a payment that failed | such an attempt is not taken for one that was paid for |
+| input | the noise and the vector, after the payment | the party knows which sums contain vectors that it paid for |
 | certified | shares are revealed | the party signs only what continues this history |
 
-The order for a vector is: check everything, write the line, pay, compute with noise, mask, send.
+The order for a vector is: check everything, pay, write the line, compute with noise, mask, send.
 """
 
 from __future__ import annotations
@@ -223,8 +222,6 @@ class Party:
             elif event == "input":
                 self._known.add((line["attempt"], line["made_for"]))
                 self._entered = _Entered(line["attempt"])
-            elif event == "no vector":
-                self._known = {known for known in self._known if known[0] != line["attempt"]}
             elif event == "recovered":
                 self._known.update((attempt, made_for) for attempt, made_for in line["accepted"])
                 self._entered = _Entered(line["attempt"])
@@ -395,20 +392,15 @@ class Party:
         made_for = receipt_content(
             statement_about(self._digest, attempt.number, request.round, payload, request.participants, self._position)
         )
+        attempt.task_digest, attempt.payload_digest, attempt.task = shown, payload, request
+        self._forget_all_but(attempt.number)
+        assignment = Assignment(request.round, attempt.number, request.payload)
+        self._contributor.pay(assignment)
         self._record.append(
             {"event": "input", "attempt": attempt.number, "round": request.round, "made_for": made_for.hex()}
         )
         self._entered = _Entered(attempt.number)
         self._known.add((attempt.number, made_for.hex()))
-        attempt.task_digest, attempt.payload_digest, attempt.task = shown, payload, request
-        self._forget_all_but(attempt.number)
-        assignment = Assignment(request.round, attempt.number, request.payload)
-        try:
-            self._contributor.pay(assignment)
-        except Exception:
-            self._record.append({"event": "no vector", "attempt": attempt.number})
-            self._known.remove((attempt.number, made_for.hex()))
-            raise
         made = self._contributor.contribute(assignment)
         content = deposit.seal(self._identity, self._digest, attempt.number, made.deposit) if made.deposit else b""
         receipt = self._identity.sign(RECEIPT, made_for)
@@ -574,10 +566,7 @@ def made_vectors(folder: Path) -> bool:
         lines = read_chain(folder / FILE).lines
     except (LedgerDamaged, OSError):
         return True
-    unpaid = {line["attempt"] for line in lines if line["event"] == "no vector"}
-    return any(
-        line["event"] == "recovered" or (line["event"] == "input" and line["attempt"] not in unpaid) for line in lines
-    )
+    return any(line["event"] in ("recovered", "input") for line in lines)
 
 
 def _agreed(attempt: _Attempt, other: Advert) -> _Secrets:
