@@ -18,6 +18,7 @@ from normec import distributed as cluster
 from normec.distributed import ClientOptimizer
 from normec.distributed.flat_parameters import FlatParameters, Held
 from normec.errors import UsageError
+from normec.sampling.random_streams import Generators
 
 pytestmark = pytest.mark.usefixtures("new_objects")
 
@@ -366,6 +367,42 @@ def test_parameters_are_set_back_to_their_own_memory_and_to_the_bit(signs: bool)
         assert training.x[0].data_ptr() != training.x[1].data_ptr()
 
     assert max(moved(loop)) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_leaves_no_random_numbers_of_a_client_to_the_loop(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    training, left, restore = Training(0.1), [times], Generators.restore
+
+    def interrupted(self: Generators) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise KeyboardInterrupt
+        restore(self)
+
+    before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
+    monkeypatch.setattr(Generators, "restore", interrupted)
+    turn = training.optimizer.client(0)
+    turn.__enter__()
+    torch.rand(3), np.random.random(3), random.random()
+    with pytest.raises(KeyboardInterrupt):
+        turn.__exit__(None, None, None)
+    with pytest.raises(UsageError, match="an earlier call was broken off or refused"):
+        training.turn(0)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert np.random.get_state()[1].tolist() == before[1]
+    assert random.getstate() == before[2]
+    training.round()
+
+
+def test_parameters_without_dimensions_and_frozen_ones_of_eight_bits() -> None:
+    scale = nn.Parameter(torch.tensor(1.0))
+    frozen = nn.Parameter(torch.ones(2).to(torch.float8_e4m3fn), requires_grad=False)
+    optimizer = cluster.DPSGD([scale, frozen], 1.0, Clip(1.0), clients=2, privacy=SEEDED, rounds=2)
+    for client in range(2):
+        with optimizer.client(client):
+            (0.1 * scale).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    assert optimizer.spent().releases == 1
 
 
 def test_losses_of_all_clients_may_be_computed_before_their_turns() -> None:

@@ -371,3 +371,19 @@ def test_a_party_without_room_for_a_state_pays_for_no_vector(tmp_path: Path, mon
     assert server.sum(0, (1.0, 1.0, 0.0)) == "terms"
     assert not (server.folder / "a" / "ledger.jsonl").exists() or not read_releases(server.folder / "a").count()
     server.close()
+
+
+def test_a_lost_folder_without_room_for_a_state_is_charged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, x = lossy(tmp_path / "run", accept_loss=True), (1.0, 1.0, 0.0)
+    for round in range(ROUNDS_BEFORE):
+        server.sum(round, x)
+    server.exchange_folder(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(party_state, "MOST_RUNS", 0)
+        for _ in range(3):
+            assert server.sum(ROUNDS_BEFORE, x) == "terms"
+    assert not isinstance(server.sum(ROUNDS_BEFORE, x), str)
+    assert read_releases(server.folder / "a").count() == ROUNDS_BEFORE + 1
+    server.close()

@@ -195,7 +195,7 @@ class FlatParameters:
     def split(self, rows: Tensor) -> list[Tensor]:
         """Split ``[..., d]`` into one view per parameter, of shape ``[..., *p.shape]``."""
         parts = rows.split(self.sizes, dim=-1)
-        return [part.view(*rows.shape[:-1], *p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        return [part.view(rows.shape[:-1] + p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
@@ -205,6 +205,7 @@ def _place(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal, minus zero and zero apart; NaN is never."""
-    same = torch.equal(one, other)
-    return same and (not one.is_floating_point() or torch.equal(one.signbit(), other.signbit()))
+    """Whether two tensors of one shape and dtype have the same bytes; False where that cannot be seen."""
+    if one.layout is not torch.strided or one.is_quantized:
+        return False
+    return torch.equal(*(tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))

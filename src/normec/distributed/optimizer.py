@@ -37,7 +37,7 @@ from ..algorithms.server_optimizer import OptimizerFactory, ServerOptimizer, ser
 from ..errors import Diverged, UsageError, at_least, non_negative
 from ..privacy.mechanism import Spent
 from ..privacy.statement import Privacy
-from ..sampling.random_streams import Key, Stream, derive_seed, own_numbers
+from ..sampling.random_streams import Generators, Key, Stream, derive_seed
 from ..training.client_weights import checked_weights
 from ..training.communicator import Communicator, SingleProcess, check_agreement
 from ..training.independence import active_mode
@@ -153,7 +153,7 @@ class ClientOptimizer(Optimizer):
         self._taken: set[int] = set()  # the clients that had their turn in this round
         self._broken_off = False  # whether a call has ended while it was taking or clearing gradients
         self._turned_away = False  # whether a call was refused because another one was running
-        self._before_turn: list[Held] | None = None  # the parameters, during a turn of a private run
+        self._before_turn: tuple[list[Held], Generators] | None = None  # in a private run, during a turn
         self._turn = threading.Lock()
         self.round = 0
         self._steps_made = 0  # also those of rounds that were repeated
@@ -266,7 +266,7 @@ class ClientOptimizer(Optimizer):
                 self._missing[number] = True
                 self._flat.clear_gradients()
             try:
-                with self._own_numbers(number), self._own_steps():
+                with self._set_apart(number):
                     yield
                     with self._changing_gradients(), torch.no_grad():
                         self._take_gradient(number)
@@ -280,25 +280,19 @@ class ClientOptimizer(Optimizer):
                 self._taken.add(number)
 
     @contextmanager
-    def _own_numbers(self, number: int) -> Iterator[None]:
-        """Seed the global generators for a client of a private run, and set them back at the end.
+    def _set_apart(self, number: int) -> Iterator[None]:
+        """Give a client of a private run random numbers of its own, and undo its local steps at the end of its turn.
 
-        Leaving a client out would otherwise change the batches and the masks of dropout of all clients after it.
+        Leaving a client out would otherwise change the batches, the masks of dropout and the parameters of all clients
+        after it.
         """
         if self._noise is None or len(self._clients) == 1:
             yield
             return
-        with own_numbers(derive_seed(self._draws, "client", self.round, int(self._clients[number]))):
-            yield
-
-    @contextmanager
-    def _own_steps(self) -> Iterator[None]:
-        """Set the parameters back at the end of a turn of a private run, where a client may have made local steps."""
-        if self._noise is None or len(self._clients) == 1:
-            yield
-            return
-        self._before_turn = self._flat.held()
+        generators = Generators()
+        self._before_turn = self._flat.held(), generators
         try:
+            generators.seed(derive_seed(self._draws, "client", self.round, int(self._clients[number])))
             yield
         finally:
             with self._changing_gradients():
@@ -306,9 +300,11 @@ class ClientOptimizer(Optimizer):
 
     @torch.no_grad()
     def _set_back(self) -> None:
-        """Set the parameters back to what they were before the turn, if that is still to be done."""
+        """Set parameters and generators back to what they were before the turn, if that is still to be done."""
         if self._before_turn is not None:
-            self._flat.set_back(self._before_turn)
+            held, generators = self._before_turn
+            self._flat.set_back(held)
+            generators.restore()
             self._before_turn = None
 
     def _take_gradient(self, number: int) -> None:
@@ -586,7 +582,9 @@ class ClientOptimizer(Optimizer):
         What was spent stays spent: an older state restores the round and the memories, not the budget.
         """
         with self._alone():
-            self._before_turn = None  # the caller loads the parameters, too
+            if self._before_turn is not None:  # the caller loads the parameters, too
+                self._before_turn[1].restore()
+                self._before_turn = None
             self._load(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:

@@ -16,10 +16,11 @@ import math
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,42 +71,49 @@ def own_numbers(seed: int, *, often: bool = False) -> Iterator[None]:
             copied, which takes a fraction of the time. Of the two Gaussians that `np.random.randn` draws at once, the
             second one is lost if it was not used yet. Two threads must not be in such a call at the same time.
     """
-    restore = _restoring(often)
+    generators = Generators()
     try:
-        random.seed(seed)
-        np.random.seed(seed & _MASK)
-        seed_generators(seed, torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+        generators.seed(seed, often=often)
         yield
     finally:
         try:
-            restore()
+            generators.restore()
         except BaseException:  # Ctrl-C
-            restore()
+            generators.restore()
             raise
 
 
-def _restoring(often: bool) -> Callable[[], None]:
-    """Return a function that sets the generators back to what they are now. With `often` NumPy gets another one."""
-    python, on_host = random.getstate(), torch.get_rng_state()
-    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    on_gpus = [torch.cuda.get_rng_state(gpu) for gpu in gpus]
-    shared = get_bit_generator()
-    exchanged = often or type(shared) is not np.random.MT19937  # of other kinds NumPy seeds none
-    kept = None if exchanged else np.random.get_state()
-    if exchanged:
-        set_bit_generator(_of_thread.twister if shared is not _of_thread.twister else np.random.MT19937(0))
+class Generators:
+    """The states of the global generators of Python, NumPy and torch, as they are when it is made."""
 
-    def restore() -> None:
-        random.setstate(python)
-        torch.set_rng_state(on_host)
-        for gpu, state in zip(gpus, on_gpus, strict=True):
+    def __init__(self) -> None:
+        self._python, self._host = random.getstate(), torch.get_rng_state()
+        self._gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else range(0)
+        self._on_gpus = [torch.cuda.get_rng_state(gpu) for gpu in self._gpus]
+        self._shared = get_bit_generator()
+        self._numpy: Any = None
+
+    def seed(self, seed: int, *, often: bool = False) -> None:
+        """Seed all generators. NumPy's is copied before or, with `often`, exchanged for another one."""
+        random.seed(seed)
+        seed_generators(seed, torch.device("cuda" if torch.cuda.is_initialized() else "cpu"))
+        if often or type(self._shared) is not np.random.MT19937:  # of other kinds NumPy seeds none
+            known = self._shared is _of_thread.twister
+            set_bit_generator(np.random.MT19937(0) if known else _of_thread.twister)
+        else:
+            self._numpy = np.random.get_state()
+        np.random.seed(seed & _MASK)
+
+    def restore(self) -> None:
+        """Set all generators back."""
+        random.setstate(self._python)
+        torch.set_rng_state(self._host)
+        for gpu, state in zip(self._gpus, self._on_gpus, strict=True):
             torch.cuda.set_rng_state(state, gpu)
-        if get_bit_generator() is not shared:
-            set_bit_generator(shared)
-        if kept is not None:
-            np.random.set_state(kept)
-
-    return restore
+        if get_bit_generator() is not self._shared:
+            set_bit_generator(self._shared)
+        if self._numpy is not None:
+            np.random.set_state(self._numpy)
 
 
 def seed_in_secret(secret: int, device: torch.device, *path: object) -> None:

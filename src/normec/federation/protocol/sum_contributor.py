@@ -122,11 +122,7 @@ class SumContributor(Contributor):
         with self._account(policy) as account:
             if self._since() > assignment.round:
                 raise Refused("round", f"the memory holds a message of round {self._since() - 1} already")
-            if not self._path.exists():
-                try:
-                    party_state.make_room(self._folder)
-                except UsageError as error:  # no state could be written, so no vector could be made after the payment
-                    raise Refused("terms", str(error)) from None
+            self._make_room()
             if price is None:
                 account.note_without_noise(request, attempt)
                 self._ledger = account.head
@@ -188,6 +184,7 @@ class SumContributor(Contributor):
         policy, price = self._policy(), self._price(0)
         restored = self._restored(*deposited) if deposited is not None else None
         with self._account(policy) as account:
+            self._make_room()
             if price is not None:
                 account.charge(self._terms_alone, attempts[-1], price.most, len(attempts))
             self._ledger = account.head
@@ -263,6 +260,14 @@ class SumContributor(Contributor):
             self._journal.note("damaged", run=run, node=node, exact=str(error))
             found = None
         return found if found is not None else self._fresh()
+
+    def _make_room(self) -> None:
+        """Refuse, before anything is paid, if the folder has no room for the state of this run."""
+        if not self._path.exists():
+            try:
+                party_state.make_room(self._folder)
+            except UsageError as error:
+                raise Refused("terms", str(error)) from None
 
     def _since(self) -> int:
         """The first round for which the memory on the disk may be used."""
