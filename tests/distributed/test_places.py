@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -19,6 +21,8 @@ from normec.distributed import ClientOptimizer
 from normec.distributed.flat_parameters import FlatParameters, Held
 from normec.errors import UsageError
 from normec.sampling.random_streams import Generators
+
+from ..support.waiting import LIMIT
 
 pytestmark = pytest.mark.usefixtures("new_objects")
 
@@ -435,3 +439,22 @@ def test_a_compiled_loop_leaves_the_step_alone() -> None:
     torch.compile(lambda: training.optimizer.step(), backend="eager")()
     assert len(training.sums) == 1
     assert training.optimizer.spent().releases == 1
+
+
+LEFT_OPEN = """
+import torch
+from normec import Clip, Privacy, distributed as cluster
+x = torch.nn.Parameter(torch.zeros(2))
+private = Privacy(sigma=1.0, trust="secure-sum", relation="zero-out", noise="seeded")
+optimizer = cluster.DPSGD([x], 1.0, Clip(1.0), clients=2, privacy=private, rounds=2)
+turn = optimizer.client(0)
+turn.__enter__()
+x.sum().backward()
+"""
+
+
+@pytest.mark.slow
+def test_a_turn_that_is_open_at_the_end_of_the_program_does_not_crash_it() -> None:
+    """The interpreter closes it while it takes tensors apart; what touches them then aborts the process."""
+    done = subprocess.run([sys.executable, "-c", LEFT_OPEN], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import sys
 import threading
 import warnings
 import zlib
@@ -300,8 +301,11 @@ class ClientOptimizer(Optimizer):
 
     @torch.no_grad()
     def _set_back(self) -> None:
-        """Set parameters and generators back to what they were before the turn, if that is still to be done."""
-        if self._before_turn is not None:
+        """Set parameters and generators back to what they were before the turn, if that is still to be done.
+
+        A turn that is still open when the interpreter ends is closed while tensors are taken apart.
+        """
+        if self._before_turn is not None and not sys.is_finalizing():
             held, generators = self._before_turn
             self._flat.set_back(held)
             generators.restore()
