@@ -441,6 +441,24 @@ def test_a_compiled_loop_leaves_the_step_alone() -> None:
     assert training.optimizer.spent().releases == 1
 
 
+def test_a_turn_that_was_broken_off_does_not_end_a_later_one() -> None:
+    """Ctrl-C comes before the end of a turn has begun, and what keeps it is freed during the client's next turn."""
+
+    def loop(training: Training) -> None:
+        optimizer = training.optimizer
+        broken = optimizer._set_apart(0)
+        broken.__enter__()
+        optimizer._set_back()
+        for client in range(2):
+            with optimizer.client(client):
+                if client == 0:
+                    broken.__exit__(None, None, None)
+                local_steps(training, client)
+        optimizer.step()
+
+    assert max(moved(loop)) <= 1 + 1e-6
+
+
 LEFT_OPEN = """
 import torch
 from normec import Clip, Privacy, distributed as cluster

@@ -291,13 +291,14 @@ class ClientOptimizer(Optimizer):
             yield
             return
         generators = Generators()
-        self._before_turn = self._flat.held(), generators
+        mine = self._before_turn = self._flat.held(), generators
         try:
             generators.seed(derive_seed(self._draws, "client", self.round, int(self._clients[number])))
             yield
         finally:
-            with self._changing_gradients():
-                self._set_back()
+            if self._before_turn is mine:  # else this one was broken off, and is closed during a later turn
+                with self._changing_gradients():
+                    self._set_back()
 
     @torch.no_grad()
     def _set_back(self) -> None:
@@ -583,13 +584,14 @@ class ClientOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a state of the same rank, with the same numbers of ranks and clients. Collective.
 
-        What was spent stays spent: an older state restores the round and the memories, not the budget.
+        What was spent stays spent: an older state restores the round and the memories, not the budget. Load the model's
+        state as well.
         """
         with self._alone():
+            self._load(state_dict)
             if self._before_turn is not None:  # the caller loads the parameters, too
                 self._before_turn[1].restore()
                 self._before_turn = None
-            self._load(state_dict)
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         held = state_dict.get("normec", {})
