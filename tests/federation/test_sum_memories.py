@@ -275,6 +275,17 @@ def lossy(folder: Path, *, accept_loss: bool) -> HostileSums:
     return server
 
 
+def refused_or_charged(server: HostileSums, accept_loss: bool) -> None:
+    """The next sum is refused, or the ledger of party a has all vectors, those that its folder forgot included."""
+    opened = server.sum(ROUNDS_BEFORE, (1.0, 1.0, 0.0))
+    if accept_loss:
+        assert not isinstance(opened, str)
+        assert read_releases(server.folder / "a").count() == ROUNDS_BEFORE + 1
+    else:
+        assert opened == "restored"
+    server.close()
+
+
 @pytest.mark.parametrize("accept_loss", [False, True])
 @pytest.mark.parametrize("lost", [False, True])
 def test_tasks_that_nobody_pays_for_do_not_make_forgotten_vectors_known(
@@ -291,13 +302,7 @@ def test_tasks_that_nobody_pays_for_do_not_make_forgotten_vectors_known(
         answer = server.old_task(attempt)
         assert isinstance(answer, Refusal)
         assert answer.reason == "malformed"
-    opened = server.sum(ROUNDS_BEFORE, (1.0, 1.0, 0.0))
-    if accept_loss:
-        assert not isinstance(opened, str)
-        assert read_releases(server.folder / "a").count() == ROUNDS_BEFORE + 1
-    else:
-        assert opened == "restored"
-    server.close()
+    refused_or_charged(server, accept_loss)
 
 
 @pytest.mark.parametrize("accept_loss", [False, True])
@@ -321,13 +326,7 @@ def test_a_vector_is_known_only_once_it_is_paid_for(
         with pytest.raises(KeyboardInterrupt):
             server.old_task(server.attempt, np.asarray(x).tobytes())
     server.restart("a")
-    opened = server.sum(ROUNDS_BEFORE, x)
-    if accept_loss:
-        assert not isinstance(opened, str)
-        assert read_releases(server.folder / "a").count() == ROUNDS_BEFORE + 1
-    else:
-        assert opened == "restored"
-    server.close()
+    refused_or_charged(server, accept_loss)
 
 
 def test_no_vector_is_free_because_its_deposit_came_back(tmp_path: Path) -> None:

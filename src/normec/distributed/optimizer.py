@@ -304,7 +304,7 @@ class ClientOptimizer(Optimizer):
     def _set_back(self) -> None:
         """Set parameters and generators back to what they were before the turn, if that is still to be done.
 
-        A turn that is still open when the interpreter ends is closed while tensors are taken apart.
+        When the interpreter exits, it closes turns that are still open. Tensors must not be touched any more by then.
         """
         if self._before_turn is not None and not sys.is_finalizing():
             held, generators = self._before_turn

@@ -173,7 +173,7 @@ class Account:
         return self._upper[groups, mu]
 
     def tightest(self, horizon: int) -> float:
-        """The smaller one of `epsilon()` and `upper(horizon)`, both of which hold."""
+        """The smaller of `epsilon()` and `upper(horizon)`; both are upper bounds of ε."""
         return min(self.epsilon(), self.upper(horizon))
 
     def _groups(self) -> tuple[Group, ...]:

@@ -40,7 +40,7 @@ class FolderLock:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            # Whoever can open it can hold its lock: the owner, and the group if it may write there.
+            # Whoever can open the file can hold its lock: the owner and the group, and nobody else.
             lock = os.fdopen(os.open(self._folder / ".lock", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o660), "ab")
         except OSError as error:
             raise UsageError(f"cannot write to {self._folder}: {error.strerror}; choose another folder") from None

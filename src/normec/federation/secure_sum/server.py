@@ -358,7 +358,7 @@ class Server:
 
     @property
     def faulty(self) -> set[int]:
-        """The parties whose seeds are useless or false, so that the current sum cannot be opened without the others."""
+        """The parties whose seeds could not be recovered, or were false when they revealed them."""
         return self._unfit | self._false
 
     @property
